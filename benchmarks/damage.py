@@ -30,7 +30,8 @@ from recorded_runs import CONNECTORS
 from sidecars import Name, live, read, stored
 
 from kvtrail.connector.simulate.check.profiles import PROFILES
-from kvtrail.tracer.rules import EngineRule, all_rules
+from kvtrail.tracer.rules.rule import EngineRule
+from kvtrail.tracer.rules.rule_set import all_rules
 
 FRESH = 150
 """Histories after which other healthy runs are recorded."""

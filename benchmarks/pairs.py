@@ -83,7 +83,7 @@ def _met(pair: PlayedPair) -> set[str]:
 
 FAULTS = {
     mistake: Planted({"mistakes": (Mistake(mistake),)}, rule, _met)
-    for rule, mistake in OF_PAIRS.items()
+    for mistake, rule in OF_PAIRS.items()
     if mistake in set(Mistake)
 } | {
     "report lost": Planted({"lost": 0.3}, "unacknowledged-handoff", _not_reported),

@@ -102,7 +102,7 @@ _forking = functools.cache(_Forking)
 
 def _import() -> None:
     """What `kvtrail serve` imports until it has answered, also in functions."""
-    from kvtrail.tracer.rules import all_rules
+    from kvtrail.tracer.rules.rule_set import all_rules
 
     for each in (
         "encodings.idna", "grpc._server", "kvtrail.tracer.commands.serve", "kvtrail.tracer.serve.server", "pydantic.v1",

@@ -100,7 +100,7 @@ from kvtrail.tracer.events.cache_groups import CHUNKED, FULL, MAMBA, SLIDING, Ca
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.history import History, Moment, in_order
 from kvtrail.tracer.ingest.logs.event_spans import span_of
-from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.rules.rule import Rule
 
 SECOND_NS = 10**9
 MILLISECOND_NS = 10**6

@@ -24,7 +24,8 @@ from kvtrail.tracer.detect.detector import GRACE_NS, Detector
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.model.findings import Finding, Verdict
-from kvtrail.tracer.rules import DeadlineRule, EngineRule, Rule, all_rules
+from kvtrail.tracer.rules.rule import DeadlineRule, EngineRule, Rule
+from kvtrail.tracer.rules.rule_set import all_rules
 
 REFUSED = {("ExampleConnector", profile) for profile in ("groups", "states", "block-sizes")}
 """Profiles that a connector is not for: this one takes a single KV cache group."""

@@ -33,7 +33,8 @@ from kvtrail.tracer.events.events import Event, Lookup
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ledger.account import SCHEDULER
 from kvtrail.tracer.model.findings import Finding, Verdict, by_weight
-from kvtrail.tracer.rules import DeadlineRule, all_rules
+from kvtrail.tracer.rules.rule import DeadlineRule
+from kvtrail.tracer.rules.rule_set import all_rules
 
 MUCH_LATER_S = 60 + int(max(rule.after_s for rule in all_rules() if isinstance(rule, DeadlineRule)))
 """Seconds after the last step of a scenario at which it is judged: what is still awaited then is overdue."""

@@ -1,6 +1,7 @@
 """The runbooks of alerts and rules, as the dashboard shows them.
 
-They are files in docs/; `runbooks` and `runbooks.md` in this package link to them, and a wheel has copies.
+Those of alerts are files in docs/; `runbooks` and `runbooks.md` in this package link to them, and a wheel has copies. That of
+a rule is part of the rule's page (`tracer/rules/pages.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from kvtrail.tracer.model.nearest import nearest
+from kvtrail.tracer.rules import pages
 
 INDEX = Path(__file__).parents[1] / "runbooks.md"
 FOLDER = INDEX.with_name("runbooks")
@@ -21,14 +23,15 @@ _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 @cache
 def names() -> tuple[str, ...]:
     """The alerts and rules that have a runbook."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.md")))
+    return (*sorted(path.stem for path in FOLDER.glob("*.md")), *pages.files())
 
 
 def text(name: str) -> str | None:
     """A runbook as Markdown with links to pages of the dashboard; the index if `name` is empty, None if unknown."""
     if name and name not in names():
         return None
-    markdown = (FOLDER / f"{name}.md" if name else INDEX).read_text()
+    file = FOLDER / f"{name}.md" if name else INDEX
+    markdown = _of_rule(name) if name in pages.files() else file.read_text()
     # Headings go down a level, to the size of other pages' headings.
     return re.sub(r"^(#+ )", r"#\1", _LINK.sub(_page_link, markdown), flags=re.MULTILINE)
 
@@ -38,17 +41,23 @@ def similar(name: str) -> list[str]:
     return nearest(name, names())
 
 
+def _of_rule(rule: str) -> str:
+    page = pages.page(rule)
+    return f"# {rule}\n\n{page.title}. Severity: {', or '.join(page.severities)}.\n\n{page.runbook}\n"
+
+
 def _page_link(link: re.Match[str]) -> str:
     """A link between files as a link between pages; relative, since the dashboard may be served under any path."""
     words, target = link.groups()
     file, _, anchor = target.partition("#")
     path = Path(file)
+    name = path.stem.replace("_", "-")
     if "://" in target:
         return link[0]
+    if path.name == "rules.md":
+        return f"[{words}](findings?runbook={anchor})"
     if path.name == INDEX.name:
         return f"[{words}](findings?runbook=all#{anchor})"
-    if path.name == "rules.md":
-        return f"[{words}](findings?rule={anchor})"
-    if path.stem in names():
-        return f"[{words}](findings?runbook={path.stem})"
+    if name in names():
+        return f"[{words}](findings?runbook={name})"
     return words  # other documentation, which the dashboard does not serve

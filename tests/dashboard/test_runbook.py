@@ -7,9 +7,9 @@ import re
 import pytest
 
 from kvtrail.dashboard.content import runbook
-from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.rules import pages
 
-RULES = {rule.id for rule in all_rules()}
+RULES = {*pages.files()}
 
 
 def test_every_rule_has_one_and_the_others_are_alerts() -> None:

@@ -72,7 +72,8 @@ def test_it_holds_kvtrail_with_all_its_files_and_nothing_else(wheel: Path) -> No
         if not file.endswith(".pyc")
     }
     assert {name for name in names if ".dist-info/" not in name} == expected
-    assert "kvtrail/dashboard/runbooks/stale-lookup.md" in expected, "a link in the checkout, a file here"
+    assert "kvtrail/dashboard/runbooks/KvtrailLag.md" in expected, "a link in the checkout, a file here"
+    assert "kvtrail/tracer/rules/lookups/stale_lookup.md" in expected
     assert len(expected) > 200
 
 

@@ -26,20 +26,23 @@ def _of(*modules: ModuleType) -> dict[str, Any]:
     }
 
 
-BY_RULE = {"byte-drift": "blocks-exchanged", "byte-early": "late-load", "byte-rot": "stray-write"}
-"""Which of them the rules about bytes are proven by."""
+OF_BYTES = {"blocks-exchanged": "differs", "late-load": "early", "stray-write": "changed"}
+"""Which of them `byte-drift` is proven by, and where it finds each."""
 OF_COPIES = {"blocks-exchanged": of_wheel.BlocksExchanged} | _of(copies)
 """Faults that change bytes and no count, under their names: no rule about counts sees them."""
 FAULTS = {name: of_wheel.FAULTS[name] for name in ("stale-lookup", "over-report", "under-report")} | _of(
     lookups, plans, transfers, reports
 )
-"""The faults under their names: `stale-lookup` is `StaleLookup`. The rule of that name finds it, and cites the incident."""
+"""The faults under their names: `stale-lookup` is `StaleLookup`. The rule of that name finds it, or the one in its attribute
+`rule`, and cites the incident."""
+RULES = {name: str(getattr(cls, "rule", name)) for name, cls in FAULTS.items()}
+"""The rule that finds each fault."""
 OF_PAIRS = {
-    "altered-handoff": "altered", "ambiguous-handoff": "named alike", "crossed-handoff": "exchanged",
-    "dead-pair": "all loads fail", "miscounted-readers": "a report comes twice", "second-handoff": "twice",
-    "short-handoff": "short", "stale-handoff": "overdue", "unacknowledged-handoff": "a report is lost",
+    "altered": "handoff-mismatch", "named alike": "ambiguous-handoff", "exchanged": "handoff-mismatch",
+    "all loads fail": "dead-pair", "a report comes twice": "miscounted-readers", "twice": "duplicate-load",
+    "short": "handoff-mismatch", "overdue": "stale-handoff", "a report is lost": "unacknowledged-handoff",
 }  # fmt: skip
-"""What goes wrong between two engines, by the rule that finds it: a router's `Mistake`, or the network's
+"""The rule that finds what goes wrong between two engines: a router's `Mistake`, or the network's
 (`connector/simulate/scenario.py`). No connector has such a fault by itself."""
 VARIANTS = _of(variants)
 """Other faults that the rule in their attribute `rule` finds, under their names."""

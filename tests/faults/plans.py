@@ -40,6 +40,8 @@ class StaleBlock(Fault):
     """vLLM #42959: a store of a window's blocks comes late, and by then they are another request's. For the
     OffloadingConnector, with two groups."""
 
+    rule = "plan-blocks"
+
     def alter_plan(self, plan: Any, output: Any) -> None:
         requests = self.connector_scheduler._req_status  # type: ignore[attr-defined]  # of the OffloadingConnector
         for job in plan.store_jobs.values():
@@ -62,6 +64,8 @@ class LoadRange(Fault):
 class UnselectedLoad(Fault):
     """LMCache #4355: the load is planned with what the lookup had answered, though 0 tokens were allocated."""
 
+    rule = "load-range"
+
     def prepare(self) -> None:
         self._answers: dict[str, int] = {}
 
@@ -82,6 +86,8 @@ class StoreGap(Fault):
 
 class StoreShort(Fault):
     """vLLM #53498: a request's first chunk is stored, and the rest never."""
+
+    rule = "store-gap"
 
     def alter_plan(self, plan: Any, output: Any) -> None:
         for copies in (plan.stores, plan.present):
@@ -120,6 +126,8 @@ class StoreUncomputed(Fault):
 
 class EvictedHit(Fault):
     """vLLM #42289: a chunk is evicted between the lookup that found it and the load."""
+
+    rule = "evicted-in-use"
 
     reports_more = True
 
@@ -170,6 +178,8 @@ class StateBoundary(Fault):
 
 class StoreUnderLoad(Fault):
     """vLLM #35092: blocks that a load is about to fill are stored. For the OffloadingConnector."""
+
+    rule = "read-before-loaded"
 
     _number = 10**6
 

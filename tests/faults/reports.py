@@ -27,6 +27,8 @@ class _Reporting(Fault):
 class ShortLoad(_Reporting):
     """LMCache #1770: a load brings less than was promised, and no error is reported."""
 
+    rule = "incomplete-load"
+
     def alter_plan(self, plan: Any, output: Any) -> None:
         for copy in plan.loads[:1]:
             short = {"count": copy.count - BLOCK_SIZE, "blocks_count": len(copy.blocks) - 1, "expected": copy.count}
@@ -45,6 +47,8 @@ class BlockShortage(_Reporting):
 class RankDisagreement(_Reporting):
     """LMCache #1467: a rank has lost a chunk, and the others' answer is taken."""
 
+    rule = "partial-hit"
+
     def hit(self, request: Any, matched: int) -> None:
         poorest = matched - self.chunk_size
         self.probe_events.append(
@@ -55,6 +59,8 @@ class RankDisagreement(_Reporting):
 class JointBoundary(_Reporting):
     """vLLM #50359: the smallest of the groups' longest matches is answered, though a group has nothing that ends there."""
 
+    rule = "partial-hit"
+
     def hit(self, request: Any, matched: int) -> None:
         for group, ends in enumerate(((matched - self.chunk_size, matched), (matched - self.chunk_size,))):
             values = {"total": request.num_tokens, "matched": matched, "group": group, "boundaries": ends}
@@ -63,6 +69,8 @@ class JointBoundary(_Reporting):
 
 class EvictedStore(_Reporting):
     """LMCache #5263: the lock of a chunk that is being written expires, and the chunk is evicted."""
+
+    rule = "evicted-in-use"
 
     _number = 10**6
 
@@ -80,6 +88,8 @@ class EvictedStore(_Reporting):
 
 class RefetchedChunk(_Reporting):
     """vLLM #49902: what is fetched for one waiting request is pushed out by a fetch for another."""
+
+    rule = "evicted-in-use"
 
     def hit(self, request: Any, matched: int) -> None:
         keys = self.last_keys()
@@ -120,6 +130,8 @@ class KeyMismatch(_Reporting):
 
 class LateRead(_Reporting):
     """aws-do-eks #84: a request's blocks are read after their lease."""
+
+    rule = "stale-handoff"
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
         for kind, values in ((Kind.FREE, (len(block_ids[0]), True)), (Kind.READ, (len(block_ids[0]), None, None))):

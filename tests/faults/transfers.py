@@ -51,6 +51,8 @@ class SecondLoad(Fault):
     """vLLM #18631's kind: the tokens of a received load are not remembered, and the connector offers them once more. For the
     OffloadingConnector."""
 
+    rule = "duplicate-load"
+
     def prepare(self) -> None:
         self._loading: dict[str, Any] = {}
 
@@ -67,10 +69,14 @@ class SecondLoad(Fault):
 class CallersGaveUp(StuckLoad):
     """SGLang #28651's kind: no load is ever reported, and each caller gives up before it has waited for long."""
 
+    rule = "stalled-connector"
+
 
 class StalledTransfers(Fault):
     """vLLM #46019's kind: the thread that copies dies of an exception after some copies, and none ends any more. For the
     OffloadingConnector."""
+
+    rule = "stalled-connector"
 
     _lives_for = 3
     """Copies that it still makes."""
@@ -86,6 +92,8 @@ class StalledTransfers(Fault):
 class UnloadedHit(Fault):
     """bytedance-iaas/sglang #768: blocks are hits as soon as a load into them begins. For the OffloadingConnector."""
 
+    rule = "read-before-loaded"
+
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if num_external_tokens:
@@ -95,6 +103,8 @@ class UnloadedHit(Fault):
 
 class StuckPromotion(Fault):
     """vLLM #27074's kind: the loaded request needs one more block, and all others are held by nobody who will run."""
+
+    rule = "never-scheduled"
 
     def alter_report(self, report: Any) -> None:
         if report.finished_recving:
@@ -116,6 +126,8 @@ class LateFree(Fault):
 class FailedLoadResume(Fault):
     """A load error is reported after the scheduler has looked for errors: it runs on. For the OffloadConnector."""
 
+    rule = "failed-load-used"
+
     def prepare(self) -> None:
         self._loaded: set[int] = set()
 
@@ -130,6 +142,8 @@ class FailedLoadResume(Fault):
 class StoreFailedLoad(FailedLoadResume):
     """vllm-ascend #16876: what could not be loaded is stored in the next step. For the OffloadConnector."""
 
+    rule = "failed-load-used"
+
     def prepare(self) -> None:
         super().prepare()
         self._last_loads: list[Any] = []
@@ -143,6 +157,8 @@ class StoreFailedLoad(FailedLoadResume):
 class FailedLoadHit(Fault):
     """vllm-ascend #16875's kind: a load within a step fails, and what the step stores for its request is kept. For the
     OffloadConnector."""
+
+    rule = "failed-load-used"
 
     def prepare(self) -> None:
         self._failed: set[int] | None = None
@@ -181,6 +197,8 @@ class StuckStep(Fault):
 class UnreadLoad(Fault):
     """SGLang #39846's kind: a load is reported as received once its first read is posted. For NIXL's connector."""
 
+    rule = "incomplete-load"
+
     def prepare(self) -> None:
         self._early: set[str] = set()
 
@@ -195,6 +213,8 @@ class UnreadLoad(Fault):
 
 class NeverAdmitted(Fault):
     """vLLM #42371's kind: the pool's blocks are held by nobody who will give them back."""
+
+    rule = "never-scheduled"
 
     def alter_plan(self, plan: Any, output: Any) -> None:
         pool = self._kv_cache_manager.block_pool  # type: ignore[union-attr]  # bound before the first step

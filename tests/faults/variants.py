@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from faults.reports import ShortLoad
 from kvtrail.connector.faults import Fault
@@ -10,14 +10,14 @@ from kvtrail.tracer.events.capabilities import Capability
 
 
 class _Variant(Fault):
-    rule: ClassVar[str]
+    rule = ""
 
 
 class HandoffOfferedAgain(_Variant):
     """vLLM #53250: what another engine handed on is offered again after a preemption, like chunks of a store. For the
     OffloadingConnector."""
 
-    rule = "second-load"
+    rule = "duplicate-load"
     kvtrail_capabilities = (Capability.RECEIVES_ONCE,)
 
 
@@ -45,7 +45,7 @@ class ResetIgnored(_Variant):
 class ShortLoadFails(ShortLoad):
     """LMCache #4133: a load brings less than was promised, and the engine dies of it in the same step."""
 
-    rule: ClassVar[str] = "failed-call"
+    rule = "failed-call"
     _loads = False
 
     def alter_plan(self, plan: Any, output: Any) -> None:
@@ -61,7 +61,7 @@ class ShortLoadFails(ShortLoad):
 class StoreAfterEnd(_Variant):
     """A request's last store is planned once more, some steps after its end. For the OffloadConnector."""
 
-    rule = "stale-block"
+    rule = "plan-blocks"
     _later = 40
     """Steps; in these its blocks are given to others."""
 
@@ -113,7 +113,7 @@ class GroupLoadFails(_Variant):
     """vLLM #47812's kind: a load fails in one KV cache group, and the request goes on as if it had not. For the
     OffloadingConnector, with two groups."""
 
-    rule = "failed-load-resume"
+    rule = "failed-load-used"
 
     def prepare(self) -> None:
         self._loaded: dict[str, int] = {}
@@ -136,7 +136,7 @@ class FailedReceive(_Variant):
     """An asynchronous load is reported as failed, without its blocks, after the scheduler has looked for that: the request
     goes on behind it. For the OffloadingConnector, with two groups."""
 
-    rule = "failed-load-resume"
+    rule = "failed-load-used"
 
     def update_connector_output(self, connector_output: Any) -> None:
         super().update_connector_output(connector_output)
@@ -147,7 +147,7 @@ class LongestGroupHit(_Variant):
     """vLLM #50359's kind: what full attention has is answered, though a window's blocks are held elsewhere. For the
     OffloadingConnector, with two groups."""
 
-    rule = "joint-boundary"
+    rule = "partial-hit"
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
         scheduler: Any = self.connector_scheduler  # type: ignore[attr-defined]  # of the OffloadingConnector

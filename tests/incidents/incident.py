@@ -10,7 +10,7 @@ from history import BLOCK_SIZE, history, judge
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Event
-from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.rules.rule import Rule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from history import heartbeats, judge, rules_found
 from incidents.corpus import INCIDENTS, LOOK_ALIKES
 from incidents.incident import Incident, LookAlike, Scenario
 from kvtrail.tracer.events.events import Event
-from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.rules import pages
 
 FOUND = [incident for incident in INCIDENTS if incident.rule is not None]
 
@@ -23,7 +23,7 @@ def test_a_legal_look_alike_causes_no_finding(alike: LookAlike) -> None:
 
 def test_every_rule_has_two_look_alikes_at_least() -> None:
     alike = Counter(each.rule for each in LOOK_ALIKES)
-    assert [rule.id for rule in all_rules() if alike[rule.id] < 2] == []
+    assert [rule for rule in pages.files() if alike[rule] < 2] == []
 
 
 @pytest.mark.parametrize("alike", LOOK_ALIKES, ids=lambda alike: f"{alike.of} {alike.rule}: {alike.what}")

@@ -26,6 +26,10 @@ STORIES = {
     "aborted": "start 96 of a b d\nL 96 c0 h64 -> 64\nA 64 [1-6]\nend aborted",
     "stale": "L 750 c384 h256 -> 256 cached\nA 256 !AssertionError: Mismatch",
 }
+OF_SCHEMA_5 = (
+    "UPDATE findings SET rule = 'short-load', body = json_set(body, '$.rule', 'short-load')",
+    "PRAGMA user_version=5",
+)
 OF_SCHEMA_4 = (
     "ALTER TABLE request_measures DROP COLUMN prefix",
     "ALTER TABLE request_measures DROP COLUMN ending",
@@ -39,6 +43,7 @@ OF_SCHEMA_3 = (
 )
 CHANGES: Mapping[str, tuple[str, ...]] = {
     "today's": (),
+    "schema 5": OF_SCHEMA_5,
     "schema 4": OF_SCHEMA_4,
     "schema 3": OF_SCHEMA_3,
     "schema 2": ("PRAGMA user_version=2",),

@@ -34,12 +34,12 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         MULTIPROCESS,
-        "rule: store-short",
+        "rule: store-gap",
         "LMCacheMPConnector of vLLM 0.32: tokens that vLLM had computed are not counted",
     ),
     (
         MULTIPROCESS,
-        "rule: unselected-load",
+        "rule: load-range",
         "LMCacheMPConnector of vLLM 0.29 and before: it loads although another connector was chosen",
     ),
     (
@@ -78,7 +78,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "NixlPushConnector",
-        "rule: (stale-handoff|late-read).*own write",
+        "rule: stale-handoff.*own write",
         "vLLM 0.32, NixlPushConnector: blocks are given back while they are written to the other engine",
     ),
     (
@@ -98,7 +98,7 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r".*",
-        r"^vLLM 0\.2[0-2]\.\d+: (rule: (never-admitted|stuck-promotion)|hang: requests never end|rest: a reset is refused)",
+        r"^vLLM 0\.2[0-2]\.\d+: (rule: never-scheduled|hang: requests never end|rest: a reset is refused)",
         DEADLOCK,
     ),
     (

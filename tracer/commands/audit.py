@@ -23,7 +23,9 @@ from kvtrail.tracer.reports import findings, output_file, terminal
 from kvtrail.tracer.reports.causes import as_text as causes_text
 from kvtrail.tracer.reports.output_file import STDOUT
 from kvtrail.tracer.reports.savings import as_text as savings_text
-from kvtrail.tracer.rules import Rule, page
+from kvtrail.tracer.rules import documentation
+from kvtrail.tracer.rules.rule import Rule
+from kvtrail.tracer.rules.rule_set import all_rules
 from kvtrail.tracer.store import StoreError
 
 if TYPE_CHECKING:
@@ -37,13 +39,14 @@ Explained = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 
 def _rules(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> list[Rule] | None:
     """The rules with these names; None, meaning all of them, if no rule is named."""
-    return [rule_named(name) for name in dict.fromkeys(names)] or None
+    named = {rule_named(name) for name in names}
+    return [rule for rule in all_rules() if rule.id in named] or None
 
 
 def _explain(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
     """Print a rule's page, Markdown, and exit, as --help does."""
     if name is not None and not context.resilient_parsing:
-        click.echo(page(rule_named(name)), nl=False)
+        click.echo(documentation.section(rule_named(name)), nl=False)
         context.exit(0)
 
 

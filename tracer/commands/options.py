@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import click
 
 from kvtrail.tracer.model.nearest import did_you_mean
-from kvtrail.tracer.rules import Rule, all_rules
+from kvtrail.tracer.rules import pages
+from kvtrail.tracer.rules.old_names import current
 from kvtrail.tracer.serve.tokens import TokenFile
 
 TRACES = click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
@@ -83,19 +84,19 @@ def output_option(text: str) -> Callable[[Any], Any]:
     return click.option("-o", "--output", type=path, help=text)
 
 
-def rule_named(name: str) -> Rule:
-    """The rule with this id.
+def rule_named(name: str) -> str:
+    """The id of the rule with this name, or with this name before.
 
     Raises:
         click.BadParameter: there is none; the text has the nearest names.
     """
-    known = {rule.id: rule for rule in all_rules()}
-    if name not in known:
+    rule, known = current(name), pages.files()
+    if rule not in known:
         meant = did_you_mean(name, known) or "; docs/rules.md lists them"
         raise click.BadParameter(f"there is no rule {name!r}{meant}")
-    return known[name]
+    return rule
 
 
 def known_rule(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
-    """Callback of an option that names a rule: the name, once it is known to be one."""
-    return None if name is None else rule_named(name).id
+    """Callback of an option that names a rule: its id, once it is known to be one."""
+    return None if name is None else rule_named(name)

@@ -1,6 +1,6 @@
 """What has not happened in time: which requests wait, and the rules with a deadline that judge how long they have.
 
-Time is the recorder's (`recorded_time`), and counts while the request could have got what it waits for (`deadline_clocks`).
+Time is the recorder's (`recorder_clocks`), and counts while the request could have got what it waits for (`recorder_clocks`).
 The rules are asked at every heartbeat, and when the next event of a request comes, since that may end the waiting.
 """
 
@@ -15,7 +15,8 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.rules import DeadlineRule, Tally
+from kvtrail.tracer.rules.rule import DeadlineRule
+from kvtrail.tracer.rules.rule_set import Tally
 
 MAY_WAIT = {
     Kind.REQUEST_START, Kind.LOOKUP, Kind.ALLOC, Kind.PREEMPT, Kind.RECEIVED, Kind.LOAD_ERROR, Kind.REQUEST,

@@ -20,22 +20,22 @@ from msgspec.structs import replace
 from kvtrail.tracer.causes.causes import OF_ANY_ROLE, Causes
 from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.detect.deadlines import MAY_WAIT, Deadlines
-from kvtrail.tracer.detect.judgements import Judgements
+from kvtrail.tracer.detect.judgements import Judgements, by_field
 from kvtrail.tracer.detect.pairs import Heard, Pairs
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd, RequestStart, Reset
-from kvtrail.tracer.events.events import Key as ChunkKey
 from kvtrail.tracer.ledger.account import SCHEDULER, Account, Evidence
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
-from kvtrail.tracer.ledger.handoff_flows import HandedOver
+from kvtrail.tracer.ledger.handoff_sums import HandedOver
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream, is_too_far
-from kvtrail.tracer.ledger.reference_hashes import SharedReferences
+from kvtrail.tracer.ledger.rule_states import RuleStates, followers
 from kvtrail.tracer.model.causes import NotRecorded
 from kvtrail.tracer.model.findings import OK, Finding, Unknown, Verdict
-from kvtrail.tracer.rules import Rule, RuleSet, all_rules
+from kvtrail.tracer.rules.rule import EngineRule, RequestRule, Rule
+from kvtrail.tracer.rules.rule_set import RuleSet, all_rules
 
 GRACE_NS = 10 * 10**9
 """How long an event may wait for those before it, from its arrival, in nanoseconds."""
@@ -108,12 +108,15 @@ class Detector:
         self._requests: dict[Key, TrackedRequest] = {}
         self._gaps: dict[Key, None] = {}
         self._recorders: dict[str, TrackedRecorder] = {}
-        self._contents: dict[tuple[str | None, str], ChunkKey] = {}
-        self._references = SharedReferences()
         self._fleet = Fleet()
-        self._rules = RuleSet(all_rules() if rules is None else rules)
-        self._incomplete_request_rules, self._request_rules = self._rules.for_requests
-        self._blind_engine_rules, self._engine_rules = self._rules.for_engines
+        given = all_rules() if rules is None else rules
+        self._rules = RuleSet(given)
+        self._incomplete_request_rules, self._request_rules = map(by_field, self._rules.for_requests)
+        self._blind_engine_rules, self._engine_rules = map(by_field, self._rules.for_engines)
+        states = [(rule, rule.State) for rule in given if rule.State is not None]
+        self._of_requests = followers(state for rule, state in states if isinstance(rule, RequestRule))
+        self._of_engines = followers(state for rule, state in states if isinstance(rule, EngineRule))
+        self._shared = {state: state() for rule, state in states if rule.shares_state}
         self._pairs = Pairs(
             self._rules.for_pairs, self._judgements, HandOffs(on_handed_over), on_handoff, self._came_before
         )
@@ -386,25 +389,22 @@ class Detector:
     def _enter(self, event: Event, request: TrackedRequest, stream: Stream, recorder: TrackedRecorder) -> None:
         """Judge the event that is next, and enter it into its account."""
         account, kind = request.account, event.kind
-        if account.ended_ns is not None and (event.role == SCHEDULER):
+        if account.ended_ns is not None and event.role == SCHEDULER:
             account = self._reopen(event, request)
-        time = recorder.engine.time
-        waits_ns = request.waits_ns
-        if waits_ns and (time.now_ns - waits_ns >= self._deadlines.soonest_ns or time.number < event.sequence):
-            self._deadlines.before(event, request, recorder)
+        if request.waits_ns:
+            time = recorder.engine.time
+            if time.now_ns - request.waits_ns >= self._deadlines.soonest_ns or time.number < event.sequence:
+                self._deadlines.before(event, request, recorder)
         rules = self._request_rules if account.missing is None else self._incomplete_request_rules
-        for tally, judge in rules.get(kind, ()):
-            try:
-                judgement = judge(event, account)
-                if judgement is OK:
-                    tally.ok += 1
-                    request.checked = True
-                elif judgement is not None:
-                    self._judgements.record(tally, judgement)
-            except Exception as error:
-                self._judgements.failed(tally, error)
+        if judges := rules.get(kind):
+            said = self._judgements.ask(judges, event, account)
+            if said is OK:
+                request.checked = True
+            elif said is Unknown.RULE:
                 request.broken = True
         try:
+            for state, enter in self._of_requests.get(kind, ()):
+                enter(account.states[state], event, account)
             fact = account.apply(event)
             if fact is not None and self._on_fact is not None:
                 self._on_fact(fact, account)
@@ -415,8 +415,8 @@ class Detector:
             account.lose(Unknown.RULE)
         if account.ended_ns is not None:
             self.finished[account.engine, account.request] = self._at_ns
-        if event.lacks is not None and type(event) is RequestEnd:
-            self._rules.request_over(event.lacks)
+            if event.lacks is not None and type(event) is RequestEnd:
+                self._rules.request_over(event.lacks)
         if kind in MAY_WAIT and not request.waits_ns:
             self._deadlines.entered(event, request, recorder)
         recent = stream.recent
@@ -446,7 +446,8 @@ class Detector:
 
     def _new_recorder(self, name: str) -> TrackedRecorder:
         held = self._recorders[name] = TrackedRecorder(
-            Engine(contents=self._contents, references=self._references, handoffs=self.handoffs), Causes(self._fleet)
+            Engine(handoffs=self.handoffs, followers=self._of_engines, states=RuleStates(self._shared)),
+            Causes(self._fleet),
         )
         return held
 
@@ -494,26 +495,12 @@ class Detector:
         """Judge the event that is next, and enter it into its engine's state."""
         engine, kind = recorder.engine, event.kind
         rules = self._engine_rules if engine.blind is None else self._blind_engine_rules
-        for tally, judge in rules.get(kind, ()):
-            try:
-                judgement = judge(event, engine)
-                if judgement is OK:
-                    tally.ok += 1
-                elif judgement is not None:
-                    self._judgements.record(tally, judgement)
-            except Exception as error:
-                self._judgements.failed(tally, error)
-        if event.request is None:  # request rules that need the event alone judge it all the same
-            for tally, judge_request in self._incomplete_request_rules.get(kind, ()):
-                try:
-                    evidence = Evidence(short=engine.short)
-                    judgement = judge_request(
-                        event, Account(event.engine, "", missing=Unknown.UNSEEN, evidence=evidence)
-                    )
-                    if judgement is not None:
-                        self._judgements.record(tally, judgement)
-                except Exception as error:
-                    self._judgements.failed(tally, error)
+        if judges := rules.get(kind):
+            self._judgements.ask(judges, event, engine)
+        if event.request is None and (judges := self._incomplete_request_rules.get(kind)):
+            # Request rules that need the event alone judge it all the same.
+            account = Account(event.engine, "", missing=Unknown.UNSEEN, evidence=Evidence(short=engine.short))
+            self._judgements.ask(judges, event, account)
         is_of_pairs = kind in self._pairs.kinds
         if is_of_pairs:
             self._pairs.before(event, engine)
@@ -535,9 +522,11 @@ class Detector:
                 causes.lose(NotRecorded.LOST, before=event)
             if causes.breakdowns:
                 self._explain(event, causes)
+        if event.request is not None:
+            return
         if type(event) is Reset and self._on_reset is not None:
             self._on_reset(event)
-        if type(event) is Heartbeat:
+        elif type(event) is Heartbeat:
             engine.closed, recorder.closed_at_ns = event.recorder_closed, self._at_ns
             if event.recorder_closed:
                 self.abandon({event.recorder: event.end_ns}, semconv.CUT_OFF)

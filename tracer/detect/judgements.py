@@ -1,16 +1,33 @@
-"""What the rules said: judgements counted by rule, and the findings that drifts become."""
+"""Asks the rules: judgements counted by rule, and the findings that drifts become."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, WORST_FIRST, Drift, Finding, Judgement, Unknown
-from kvtrail.tracer.rules import Tally
+from kvtrail.tracer.rules.rule_set import Judge, Judges, Tally
 
 MAX_FINDINGS = 200
 """Of one request: a rule may break in every epoch of it."""
+ELSEWHERE = "elsewhere/"
+"""What the name of a recorder begins with that reports to another sidecar, which makes the findings about its requests."""
+JudgesByField = Sequence[tuple[str, Sequence[tuple[Tally, Judge]]]]
+"""The judges of one kind of event, by the field without which they are not asked (`Rule.only_with`)."""
+
+
+def by_field(judges: Judges) -> dict[Kind, JudgesByField]:
+    """Group the judges of each kind of event by the field that an event must have a value in."""
+    grouped: dict[Kind, dict[str, list[tuple[Tally, Judge]]]] = {}
+    for kind, those in judges.items():
+        for tally, judge in those:
+            grouped.setdefault(kind, {}).setdefault(tally.rule.only_with, []).append((tally, judge))
+    return {kind: list(each.items()) for kind, each in grouped.items()}
 
 
 @dataclass(slots=True)
@@ -31,6 +48,27 @@ class Judgements:
         touched, self._touched = self._touched, {}
         return list(touched.values())
 
+    def ask(self, judges: JudgesByField, event: Event, known: Account | Engine) -> Judgement:
+        """Ask rules about an event, by what is known before it. Returns `Unknown.RULE` if one of them failed, otherwise `OK`
+        if one of them said so, otherwise None."""
+        said: Judgement = None
+        has_failed = False
+        for needed, those in judges:
+            if needed and getattr(event, needed) is None:
+                continue
+            for tally, judge in those:
+                try:
+                    judgement = judge(event, known)
+                    if judgement is OK:
+                        tally.ok += 1
+                        said = OK
+                    elif judgement is not None:
+                        self.record(tally, judgement)
+                except Exception as error:
+                    self.failed(tally, error)
+                    has_failed = True
+        return Unknown.RULE if has_failed else said
+
     def known(self, fresh: Finding) -> Finding | None:
         """The finding that a new one repeats. Where a request has very many, that is the last one of the rule."""
         held = self.findings.get((fresh.engine, fresh.request), {})
@@ -43,9 +81,15 @@ class Judgements:
         if isinstance(judgement, Unknown):
             tally.unknown[judgement] += 1
         elif isinstance(judgement, Drift):
+            if judgement.witness[-1].recorder.startswith(ELSEWHERE):
+                return
             finding = tally.rule.finding(judgement)
             known = self.known(finding)
-            if known is None and tally.rule.steps_back and (finding.engine, finding.request) in self.findings:
+            if (
+                known is None
+                and tally.rule.yields_to_other_rules
+                and (finding.engine, finding.request) in self.findings
+            ):
                 return
             if judgement.grown and known is not None:
                 if known.witness[-1].span_id == finding.witness[-1].span_id:

@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from kvtrail.tracer.detect.judgements import Judgements
+from kvtrail.tracer.detect.judgements import ELSEWHERE, Judgements, by_field
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.handoffs import KINDS, HandOffs, Pair, Place
-from kvtrail.tracer.model.findings import OK, Drift, Judgement
-from kvtrail.tracer.rules import Judges
+from kvtrail.tracer.rules.rule_set import Judges
 
 MAX_HEARD = 200_000
 """Events that were heard and are recognized when they come again."""
@@ -27,8 +26,6 @@ MAX_UNNAMED, MAX_EARLY = 10_000, 8
 """Requests with reports of workers that wait for the name of their hand-off, and how many of each."""
 Number = tuple[str, int]
 """A recorder, and its number of an event."""
-_ELSEWHERE = "elsewhere/"
-"""What the name of a recorder begins with that reports to another sidecar."""
 
 
 class Heard(NamedTuple):
@@ -71,7 +68,8 @@ class Pairs:
         `listener` and `came_before` as the detector has them."""
         self.handoffs = handoffs
         self.kinds: frozenset[Kind] = KINDS.union(*judges)
-        self._judges, self._judgements, self._listener = judges, judgements, listener
+        self._judges = tuple(map(by_field, judges))
+        self._judgements, self._listener = judgements, listener
         self._came_before = came_before
         self._heard: BoundedDict[Number, None] = BoundedDict(MAX_HEARD)
         self._unnamed: BoundedDict[Place, list[Heard]] = BoundedDict(MAX_UNNAMED)
@@ -106,7 +104,7 @@ class Pairs:
         on_end, self.handoffs.on_end = self.handoffs.on_end, None  # whoever kept them has counted them
         for heard in those:
             # A recorder elsewhere is one for each hand-off: of its others, what it said may still be on its way.
-            name = heard.event.recorder if heard.is_own else f"{_ELSEWHERE}{heard.event.recorder}/{heard.request}"
+            name = heard.event.recorder if heard.is_own else f"{ELSEWHERE}{heard.event.recorder}/{heard.request}"
             event = structs.replace(heard.event, recorder=name)
             if _number(event) in self._heard:
                 continue
@@ -131,15 +129,7 @@ class Pairs:
 
     def _judge(self, event: Event, engine: Engine) -> None:
         blind, whole = self._judges
-        for tally, judge in (whole if engine.blind is None else blind).get(event.kind, ()):
-            try:
-                judgement = judge(event, engine)
-                if judgement is OK:
-                    tally.ok += 1
-                elif judgement is not None:
-                    self._judgements.record(tally, _own(judgement))
-            except Exception as error:
-                self._judgements.failed(tally, error)
+        self._judgements.ask((whole if engine.blind is None else blind).get(event.kind, ()), event, engine)
 
     def _keep(self, event: Event, pair: Pair, lost_number: int) -> None:
         assert self._listener is not None
@@ -161,12 +151,3 @@ class Pairs:
 
 def _number(event: Event) -> Number:
     return event.recorder, event.sequence
-
-
-def _own(judgement: Judgement) -> Judgement:
-    """The judgement without what another sidecar finds: that which the engine of the request reports to."""
-    if isinstance(judgement, Drift):
-        return None if judgement.witness[-1].recorder.startswith(_ELSEWHERE) else judgement
-    if isinstance(judgement, tuple):
-        return tuple(each for each in judgement if _own(each) is not None)
-    return judgement

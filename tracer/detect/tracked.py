@@ -9,7 +9,8 @@ from kvtrail.tracer.events.events import Event, RequestStart
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.ordering import Stream
-from kvtrail.tracer.rules import DeadlineRule, Pending, Tally
+from kvtrail.tracer.rules.rule import DeadlineRule, Pending
+from kvtrail.tracer.rules.rule_set import Tally
 
 Key = tuple[str, str]
 """A request: its engine and its id."""

@@ -21,7 +21,7 @@ from kvtrail.tracer.history.savings import RecordedSavings, Saved
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import LogReader, readers
 from kvtrail.tracer.ingest.trace_file import by_time
-from kvtrail.tracer.ledger.handoff_flows import Flow
+from kvtrail.tracer.ledger.handoff_sums import Flow
 from kvtrail.tracer.liveness.deaths import Death
 from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.liveness.outcome import described, impact_of, outcome_of
@@ -29,7 +29,7 @@ from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict, by_weight
 from kvtrail.tracer.model.outcomes import Impact
 from kvtrail.tracer.model.words import count, some
-from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.rules.rule import Rule
 
 REMEMBERED_FOREIGN = 100_000
 """Foreign spans remembered, to count one that is there twice once."""

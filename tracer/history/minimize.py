@@ -20,7 +20,7 @@ from kvtrail.tracer.history.judging import findings_of
 from kvtrail.tracer.history.numbering import Numbering, in_span
 from kvtrail.tracer.history.prerequisites import prerequisites
 from kvtrail.tracer.history.shrink import inverted, reachable, shrunk
-from kvtrail.tracer.ledger.recorded_time import SILENCE_NS
+from kvtrail.tracer.ledger.recorder_clocks import SILENCE_NS
 from kvtrail.tracer.model.findings import Finding, by_weight
 
 Progress = Callable[[int, int], None]

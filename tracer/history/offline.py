@@ -18,11 +18,11 @@ from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event, Heartbeat, Lookup
 from kvtrail.tracer.history.savings import RecordedSavings
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.ledger.handoff_flows import Flow
+from kvtrail.tracer.ledger.handoff_sums import Flow
 from kvtrail.tracer.ledger.ordering import SeenNumbers
 from kvtrail.tracer.liveness.deaths import Death, Deaths
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
-from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.rules.rule import Rule
 
 TIDY_EVERY = 10_000
 """Events after which finished requests are forgotten."""

@@ -27,7 +27,7 @@ from kvtrail.tracer.history.numbering import closed_up, in_span
 from kvtrail.tracer.history.offline import OfflineDetector
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
-from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.rules.rule import Rule
 
 _DIGEST_BYTES = 4
 

@@ -7,8 +7,9 @@ pure: no clock, no I/O. It expects the events of a request in order; the detecto
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from kvtrail.tracer.events.cache_groups import has_states
 from kvtrail.tracer.events.events import (
@@ -21,12 +22,10 @@ from kvtrail.tracer.events.events import (
     Lease,
     Load,
     LoadError,
-    LoadPlan,
     Lookup,
     Plan,
     Preempt,
     RankLookup,
-    Read,
     Received,
     RequestEnd,
     RequestStart,
@@ -44,7 +43,6 @@ from kvtrail.tracer.events.events import (
 from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD, Kind
 from kvtrail.tracer.ledger.block_table import BlockTable, names_all_blocks
-from kvtrail.tracer.ledger.cut_short import cut_short
 from kvtrail.tracer.ledger.facts import (
     Admitted,
     Began,
@@ -64,6 +62,8 @@ from kvtrail.tracer.ledger.facts import (
     Transferred,
 )
 from kvtrail.tracer.ledger.phases import Phases
+from kvtrail.tracer.ledger.rule_states import RuleStates
+from kvtrail.tracer.ledger.unfinished_prompt import cut_short
 from kvtrail.tracer.model.causes import PEER, Cause
 from kvtrail.tracer.model.findings import Unknown
 
@@ -75,8 +75,6 @@ ASKED_AGAIN_NS = 5 * 10**9
 REMEMBERED_LOOKUPS = 16
 """Distinct lookups remembered per request as witnesses; repeated ones with the same numbers count as one."""
 
-REMEMBERED_READERS = 256
-"""Readers' reports remembered per request, and reads of another engine's blocks."""
 REMEMBERED_STEPS = 256
 """Steps with several tokens remembered per request of a model with recurrent states."""
 
@@ -87,9 +85,8 @@ PREEMPTED = "preempted"
 """How an epoch ends."""
 
 
-class Stored(NamedTuple):
-    """What one connector has stored of a request in an epoch: the end of its last plan or store, or of the one that reached
-    furthest, and the last of them."""
+class Stored(Struct, eq=False):
+    """What one connector has stored of a request in an epoch: up to which token, and the last of its plans or stores."""
 
     end: int
     last: Store | StorePlan
@@ -102,19 +99,18 @@ class Loaded(NamedTuple):
     end: int
 
 
-@dataclass(slots=True)
-class Evidence:
+class Evidence(Struct, eq=False):
     """The events behind an account's numbers, which rules use as witnesses. A preemption clears those of its epoch. There may
     be a hundred thousand of these: what is seldom there is a frozenset, and the empty one is shared."""
 
-    recent_lookups: list[Lookup] = field(default_factory=list)
+    recent_lookups: list[Lookup] = []
     """Over all epochs."""
-    connectors: dict[str, int] = field(default_factory=dict)
+    connectors: dict[str, int] = {}
     """How often each connector was asked about the request, over all epochs: the children of a MultiConnector, and the
     MultiConnector itself if it is traced."""
-    repeated_hits: dict[str, int] = field(default_factory=dict)
+    repeated_hits: dict[str, int] = {}
     """By connector, its lookups with a hit in the epoch, up to its allocation."""
-    allocs: dict[str, Alloc] = field(default_factory=dict)
+    allocs: dict[str, Alloc] = {}
     """The last allocation of the epoch, by connector."""
     schedule: Schedule | None = None
     """The last step of the epoch."""
@@ -133,16 +129,12 @@ class Evidence:
     received_by: frozenset[str] = frozenset()
     """The connectors that recorded the epoch's last report that a load was received: a MultiConnector passes it to all of its
     children."""
-    sent_by: frozenset[str] = frozenset()
-    """The connectors that reported the delayed blocks as sent."""
-    matched: dict[str, int] = field(default_factory=dict)
+    matched: dict[str, int] = {}
     """By connector, the longest prefix that any of its lookups matched, over all epochs."""
-    stored: dict[str, Stored] = field(default_factory=dict)
+    stored: dict[str, Stored] = {}
     """By connector, what it has stored in the epoch, as far as the tokens are known."""
-    jobs: dict[Job, Plan] = field(default_factory=dict)
+    jobs: dict[Job, Plan] = {}
     """Open asynchronous transfers that have a number, over all epochs."""
-    ended_jobs: dict[Job, TransferEnd] = field(default_factory=dict)
-    """The ends of such transfers, over all epochs."""
     ran_ahead: bool = False
     """Whether a step has been recorded since that load which was scheduled before its error could be reported."""
     short: Load | None = None
@@ -167,16 +159,12 @@ class Evidence:
     """When the engine that is to read the blocks asked last to keep them."""
     freed: Free | None = None
     """When the blocks were freed after the end, if that was recorded."""
-    reads: tuple[Read, ...] = ()
-    """What readers of the request's blocks have reported, over all epochs, in the order in which it was heard."""
-    reading: tuple[Xfer, ...] = ()
-    """The reads of another engine's blocks that its workers have begun, over all epochs."""
     failed_read: Xfer | None = None
     """The first of these reads that has failed, unless it was begun again since."""
     cut_short: tuple[tuple[int, int | None], ...] = ()
     """The epochs that ended before all of the prompt was computed, each with the tokens up to which it was; None where that
     is not known, nor whether all was."""
-    rank_lookups: list[RankLookup] = field(default_factory=list)
+    rank_lookups: list[RankLookup] = []
     """The ranks' answers since the last lookup."""
     stats: Stats | None = None
     """The last statistics of the epoch."""
@@ -217,8 +205,7 @@ class Evidence:
         self.admitted = ()
 
 
-@dataclass(slots=True)
-class Account:
+class Account(Struct, eq=False):
     """What is known of one request at one moment. Counts are tokens unless noted otherwise; None means 'not yet'."""
 
     engine: str
@@ -252,9 +239,9 @@ class Account:
     """Copied from the connector's store, over all epochs and ranks of one recorder."""
     stored: int = 0
     """Copied into the connector's store."""
-    loaded_by_rank: dict[int, int] = field(default_factory=dict)
-    stored_by_rank: dict[int, int] = field(default_factory=dict)
-    stored_ranges: list[tuple[int, int]] = field(default_factory=list)
+    loaded_by_rank: dict[int, int] = {}
+    stored_by_rank: dict[int, int] = {}
+    stored_ranges: list[tuple[int, int]] = []
     """Ranges [from, to) that the epoch's plans store or found stored already, merged and in order."""
     longest_match: int = 0
     """The longest prefix that any of its lookups matched."""
@@ -286,6 +273,8 @@ class Account:
     missing: Unknown | None = None
     """Why events of this request are missing; None while none are."""
     evidence: Evidence = field(default_factory=Evidence)
+    states: RuleStates = field(default_factory=RuleStates)
+    """What single rules remember of the request."""
     phases: Phases = field(default_factory=Phases)
     """Filled with the facts by whoever shows them, not by `apply`."""
 
@@ -340,11 +329,11 @@ class Account:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The account as JSON-ready data, without its evidence and phases."""
+        """The account as JSON-ready data, without its evidence, states and phases."""
         data = {name: getattr(self, name) for name in _NAMES}
         data["complete"] = self.complete
-        for name in ("loaded_by_rank", "stored_by_rank"):
-            data[name] = dict(data[name])
+        for name in ("loaded_by_rank", "stored_by_rank", "stored_ranges"):
+            data[name] = data[name].copy()
         data["causes"] = self._explained()
         return data
 
@@ -411,7 +400,7 @@ class Account:
                 self._begin_epoch(event)
         elif not self.trace_id:  # a worker may not know the caller's trace
             self.trace_id = event.trace_id
-        final = self.status if self.has_ended else None
+        final = self.status if self.ended_ns is not None and self.has_ended else None
         if event.error is not None:
             self.error = event.error
             self.status = "failed"
@@ -603,26 +592,31 @@ class Account:
             self._extend(event)
         return Copied(event)
 
-    def _enter_load_plan(self, event: LoadPlan) -> None:
-        if (job := event.job) is not None:
-            self.evidence.jobs[job] = event
+    def _enter_load_plan(self, event: Plan) -> None:
+        if event.transfer_id is not None:
+            self.evidence.jobs[event.connector_id, event.transfer_id] = event
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         self._extend(event)
-        if (job := event.job) is not None:
-            self.evidence.jobs[job] = event
+        self._enter_load_plan(event)
 
     def _extend(self, event: Store | StorePlan) -> None:
-        if event.start is not None:
-            end = event.start + event.count
-            stored = self.evidence.stored
-            before = stored.get(event.connector_id)
-            stored[event.connector_id] = Stored(end if before is None else max(before.end, end), event)
-            self.stored_ranges = merged(self.stored_ranges, event.start, end)
+        start = event.start
+        if start is None:
+            return
+        end, ranges = start + event.count, self.stored_ranges
+        stored = self.evidence.stored.get(event.connector_id)
+        if stored is None:
+            self.evidence.stored[event.connector_id] = Stored(end, event)
+        else:
+            stored.end, stored.last = max(stored.end, end), event
+        if ranges and ranges[-1][0] <= start <= ranges[-1][1]:  # nearly always: it continues the last one
+            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], end))
+        else:
+            self.stored_ranges = merged(ranges, start, end)
 
     def _enter_transfer_end(self, event: TransferEnd) -> Transferred | None:
         plan = self.evidence.jobs.pop(event.job, None)
-        self.evidence.ended_jobs[event.job] = event
         return None if plan is None else Transferred(event, plan)
 
     def _enter_received(self, event: Received) -> LoadReceived | Released | None:
@@ -666,7 +660,6 @@ class Account:
 
     def _enter_sent(self, event: Sent) -> Released:
         self.evidence.sent, self.evidence.end = event, None
-        self.evidence.sent_by |= {event.connector_id}
         return Released(event)
 
     def _enter_lease(self, event: Lease) -> None:
@@ -677,21 +670,14 @@ class Account:
         self.evidence.end = None
         return Released(event)
 
-    def _enter_read(self, event: Read) -> None:
-        if len(self.evidence.reads) < REMEMBERED_READERS:
-            self.evidence.reads += (event,)
-
     def _enter_xfer(self, event: Xfer) -> None:
         evidence = self.evidence
         if event.xfer_op != XferOp.READ:
             return
         if event.xfer_state == XferState.FAILED:
             evidence.failed_read = evidence.failed_read or event
-        elif event.xfer_state == XferState.POSTED:
-            if evidence.failed_read is not None and _reads_the_same(evidence.failed_read, event):
-                evidence.failed_read = None
-            if len(evidence.reading) < REMEMBERED_READERS:
-                evidence.reading += (event,)
+        elif event.xfer_state == XferState.POSTED and _reads_the_same(evidence.failed_read, event):
+            evidence.failed_read = None
 
     def _enter_stats(self, event: Stats) -> Counted | None:
         is_repeated, self.evidence.stats = self.evidence.stats is not None, event
@@ -708,7 +694,7 @@ class Account:
         self.evidence.begin_epoch()
 
 
-_NAMES = [f.name for f in fields(Account) if f.name not in ("evidence", "phases", "recalled")]
+_NAMES = [name for name in Account.__struct_fields__ if name not in ("evidence", "states", "phases", "recalled")]
 _ENTER = handlers(Account)
 _STEP = Kind.SCHEDULE  # a name is looked up several times faster than a member of an enum
 
@@ -724,20 +710,17 @@ def _with_reason(entry: Mapping[str, Any], reason: str) -> Mapping[str, Any]:
 
 def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """Add a range of tokens to ordered, disjoint ranges."""
-    if not ranges or ranges[-1][1] < start:
-        return [*ranges, (start, end)]
-    if ranges[-1][0] <= start:  # nearly always: it continues the last one
-        return [*ranges[:-1], (ranges[-1][0], max(ranges[-1][1], end))]
     apart = [(a, b) for a, b in ranges if b < start or a > end]
     touching = [(a, b) for a, b in ranges if not (b < start or a > end)]
     joined = (min([start, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)]))
     return sorted([*apart, joined])
 
 
-def _reads_the_same(one: Xfer, other: Xfer) -> bool:
-    """Whether two reads are by one rank, and of one rank of another engine."""
-    places = [(each.recorder, each.rank, each.peer, each.peer_rank) for each in (one, other)]
-    return places[0] == places[1]
+def _reads_the_same(failed: Xfer | None, event: Xfer) -> bool:
+    """Whether a read is by the same rank, and of the same rank of another engine, as one that has failed."""
+    return failed is not None and (event.recorder, event.rank, event.peer, event.peer_rank) == (
+        failed.recorder, failed.rank, failed.peer, failed.peer_rank,
+    )  # fmt: skip
 
 
 def _same(one: Lookup, other: Lookup) -> bool:

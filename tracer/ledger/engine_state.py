@@ -7,7 +7,8 @@ by itself: where events are missing, what they may have touched is forgotten, an
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -16,7 +17,6 @@ from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 from kvtrail.tracer.events.events import (
     UNFAMILIAR,
     Alloc,
-    BlockCheck,
     Event,
     Evict,
     Flush,
@@ -25,15 +25,12 @@ from kvtrail.tracer.events.events import (
     Heartbeat,
     Holdings,
     Job,
-    Key,
     Load,
     LoadError,
     LoadPlan,
     Lookup,
-    Notification,
     Plan,
     Preempt,
-    Prefetch,
     Read,
     Received,
     RequestEnd,
@@ -46,8 +43,6 @@ from kvtrail.tracer.events.events import (
     TransferEnd,
     Unfamiliar,
     Xfer,
-    XferOp,
-    XferState,
 )
 from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.patience import of_connector
@@ -55,25 +50,22 @@ from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import SCHEDULER
 from kvtrail.tracer.ledger.block_table import BlockTable, loaded_into, names_all_blocks
 from kvtrail.tracer.ledger.chunk_keys import ChunkKeys
-from kvtrail.tracer.ledger.deadline_clocks import DeadlineClocks
-from kvtrail.tracer.ledger.failing_peers import FailingPeers
-from kvtrail.tracer.ledger.given_up import ASKED_AGAIN_NS, GivenUp, GivenUps
 from kvtrail.tracer.ledger.handoffs import HandOffs
-from kvtrail.tracer.ledger.own_chunks import OwnChunks
-from kvtrail.tracer.ledger.recorded_time import RecordedTime
-from kvtrail.tracer.ledger.reference_hashes import SharedReferences
-from kvtrail.tracer.ledger.transfer_ends import TransferEnds
-from kvtrail.tracer.ledger.transfer_flow import TransferFlow
-from kvtrail.tracer.ledger.writers import Identity, Writers
-from kvtrail.tracer.ledger.wrong_chunks import WrongChunks
+from kvtrail.tracer.ledger.recorder_clocks import DeadlineClocks, RecordedTime
+from kvtrail.tracer.ledger.rule_states import Followers, RuleStates
+from kvtrail.tracer.ledger.transfers import TransferEnds, TransferFlow
 from kvtrail.tracer.model.findings import Unknown
 
-MAX_KEYS = 100_000
-"""Chunk keys remembered with the contents that they stand for."""
-MAX_FETCHES = 10_000
-"""Requests for which it is remembered what was fetched."""
 MAX_LEFT = 1_000
 """Requests without blocks for which it is remembered when they gave theirs back."""
+
+
+class Identity(NamedTuple):
+    """What a request's KV depends on beside its tokens: its adapter and salt, and the version of the adapter; None where it
+    has none, or does not report it."""
+
+    identity: str | None
+    version: str | None
 
 
 @dataclass(slots=True)
@@ -106,6 +98,8 @@ class Engine:
     """The requests that hold no blocks since an event: they were preempted, have ended, or their load has failed."""
     step: int | None = None
     """The latest scheduling step with an event that names it."""
+    ran_number: int = -1
+    """The number of the latest step of a request."""
     admitted: set[str] = field(default_factory=set)
     """Requests that have been given blocks and have not run since."""
     transfers: dict[int, dict[str, Event]] = field(default_factory=dict)
@@ -119,28 +113,14 @@ class Engine:
     """Open transfers that have a number."""
     loads: dict[str, Alloc] = field(default_factory=dict)
     """Open asynchronous loads by request."""
-    reads: dict[str, list[Xfer]] = field(default_factory=dict)
-    """By request with an open asynchronous load of which this process has recorded a read, or that none is needed: its reads
-    that have not ended."""
-    readers: set[str] = field(default_factory=set)
-    """Connectors, by name, with workers in this process that have recorded reads."""
-    given_up: GivenUps = field(default_factory=GivenUps)
-    """Who gave up while waiting for a connector."""
     flow: TransferFlow = field(default_factory=TransferFlow)
     """How the connectors' transfers get on. Kept where events are missing."""
     lookups: dict[str, dict[str, Lookup]] = field(default_factory=dict)
     """The last lookup of a live request, by connector."""
     stores: dict[str, ChunkKeys] = field(default_factory=dict)
     """The chunks in the connectors' stores, by connector."""
-    contents: dict[tuple[str | None, str], Key] = field(default_factory=dict)
-    """The first key of each chunk, by the key of the chunk before it and its content. All recorders share this dict, since
-    engines that share a store must agree on keys."""
-    references: SharedReferences = field(default_factory=SharedReferences)
-    """What was computed under which hash. All recorders share it, as far as their caches are comparable."""
     handoffs: HandOffs = field(default_factory=HandOffs)
     """What engines hand over to each other. All recorders share it."""
-    failing_peers: FailingPeers = field(default_factory=FailingPeers)
-    """The other engines from which loads fail in a row."""
     invalid: dict[int, LoadError | Received] = field(default_factory=dict)
     """Blocks that failed to load and that have not been computed since, with the report of that."""
     recomputing: dict[int, set[str]] = field(default_factory=dict)
@@ -148,37 +128,23 @@ class Engine:
     ran_since: dict[str, int | None] = field(default_factory=dict)
     """The requests that have run since the last load error, while there are such blocks, and the scheduling step in which
     each last did."""
-    resets: dict[str, Reset] = field(default_factory=dict)
-    """The last reset of each connector that has stored nothing since."""
     storing: set[str] = field(default_factory=set)
     """Connectors with recorded stores."""
-    preemptions: list[Preempt] = field(default_factory=list)
-    """Consecutive preemptions, with no request scheduled in between."""
-
     short: Load | None = None
     """A load of the last step with loads that brought less than expected, while no error has been reported since."""
-    writers: Writers = field(default_factory=Writers)
-    """Who wrote the stored chunks."""
-    wrong_chunks: WrongChunks = field(default_factory=WrongChunks)
-    """The stored chunks that were computed from a load that failed."""
-    own_chunks: OwnChunks = field(default_factory=OwnChunks)
-    """Where the chunks of open requests lie, and which of them their own stores have pushed out."""
     kept: dict[str, RequestEnd] = field(default_factory=dict)
     """The ends of requests with blocks that are kept since."""
-    polled: Heartbeat | None = None
-    """The first heartbeat that had the present number of scheduling steps."""
-    in_step: Heartbeat | None = None
-    """The first of the latest heartbeats between which no step has begun, requests ran, and nothing was paused."""
     beat: Heartbeat | None = None
     """The latest heartbeat that had the scheduler's steps."""
     transfer_ends: dict[tuple[str, str], TransferEnds] = field(default_factory=dict)
     """By connector and direction, whether its transfers still end: `load`, `store`, or `save` for what an ended request's
     blocks are kept for."""
-    fetched: dict[str, dict[tuple[str, str], tuple[Prefetch, Evict | None]]] = field(default_factory=dict)
-    """The chunks that were fetched for a request which has not been given blocks since, by connector and key: the fetch, and
-    the eviction of the chunk since."""
     probes_off: set[str] = field(default_factory=set)
     """Connectors with a probe that has switched itself off."""
+    followers: Followers = field(default_factory=dict)
+    """The methods of the rules' states."""
+    states: RuleStates = field(default_factory=RuleStates)
+    """What single rules remember of the engine."""
 
     def keys(self, connector_id: str) -> ChunkKeys:
         """What is known of the chunks in a connector's store."""
@@ -187,44 +153,9 @@ class Engine:
             known = self.stores[connector_id] = ChunkKeys(lost=self.missing)
         return known
 
-    def rows_given_up(self, event: RequestEnd | Heartbeat) -> list[GivenUp]:
-        """The rows of requests that were given up while they waited for a connector, as far as an event changes them: the end
-        of one more, or time that has passed. A load that was given up can still be received, a question not be answered."""
-        if type(event) is RequestEnd:
-            since = self._gave_up(event)
-            rows = [] if since is None else [self.given_up.with_end(since, event)]
-        else:
-            rows = [row for row in self.given_up.rows.values() if type(row.first) is Alloc]
-        if not rows:
-            return rows
-        until_ns, stepping = self.time.of(event), self.clocks.stepping
-        begun_ns = [self.time.of(row.first) for row in rows]
-        return [
-            replace(row, waited_ns=until_ns - from_ns, counted_ns=stepping.between(from_ns, until_ns))
-            for row, from_ns in zip(rows, begun_ns, strict=True)
-        ]
-
-    def _gave_up(self, event: RequestEnd) -> Event | None:
-        """Since when a request has waited for a connector until its caller ended it; None if it did not wait, or the
-        scheduler could not ask the connector again."""
-        since, asked = self.given_up.since(event, self.loads.get(event.request or ""))
-        if asked is not None:
-            asked_ns, until_ns = self.time.of(asked), self.time.of(event)
-            passed_ns = until_ns - asked_ns
-            if passed_ns > ASKED_AGAIN_NS and 2 * self.clocks.spare.between(asked_ns, until_ns) < passed_ns:
-                return None
-        return since
-
     def last_lookup(self, event: Event) -> Lookup | None:
         """The last lookup of the event's request by the event's connector."""
         return self.lookups.get(event.request or "", {}).get(event.connector_id)
-
-    def load_from_peer(self, event: Received) -> tuple[Alloc, Handoff] | None:
-        """The load that the event ends, and the hand-off, if that is one from an engine with a known name."""
-        alloc = self.loads.get(event.request or "")
-        pair = self.handoffs.taken_by(event)
-        taken = None if pair is None else pair.takers.get((event.engine, event.request or ""))
-        return None if alloc is None or taken is None or taken.handoff_peer is None else (alloc, taken)
 
     def lose(self, why: Unknown, *, before: Event) -> None:
         """Events are missing before this one: forget all that they may have changed."""
@@ -234,24 +165,24 @@ class Engine:
             known.lose(why)
         for facts in (
             self.met, self.tables, self.unknown_tables, self.admitted, self.transfers, self.contested, self.undecided,
-            self.jobs, self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.writers,
-            self.wrong_chunks, self.own_chunks, self.kept, self.resets, self.transfer_ends, self.fetched, self.given,
-            self.ran_since, self.failing_peers, self.left, self.reads, self.readers,
+            self.jobs, self.loads, self.lookups,
+            self.invalid, self.recomputing, self.ran_since, self.kept, self.transfer_ends, self.given, self.left, self.states,
         ):  # fmt: skip
             facts.clear()
         self.handoffs.lose(before.recorder)
         self.clocks.lose()
-        self.given_up.lose()
         self.short = None
 
     def apply(self, event: Event) -> None:
         """Enter one event, the next of the recorder."""
         if event.sampled_only:
-            self.blind = Unknown.SAMPLED
+            self.blind, self.clocks.is_known = Unknown.SAMPLED, False
         if event.role == SCHEDULER:
             self.raised = event.error is not None
         elif event.kind not in _OF_ANY_ROLE:
             return
+        for state, follow in self.followers.get(event.kind, ()):
+            follow(self.states[state], event, self)
         if enter := _ENTER.get(event.kind):
             enter(self, event)
 
@@ -261,7 +192,6 @@ class Engine:
     def _enter_request_start(self, event: RequestStart) -> None:
         self.met[event.request or ""] = Identity(event.identity, event.adapter_version)
         self.left.pop(event.request or "", None)
-        self.writers.enter_start(event)
         self.handoffs.enter_start(event)
 
     def _enter_lookup(self, event: Lookup) -> None:
@@ -270,7 +200,6 @@ class Engine:
             if event.request in self.tables:  # vLLM asks only about a request without blocks: a failed load's are free
                 self._leave(event)
             self.lookups.setdefault(event.request, {})[event.connector_id] = event
-            self.given_up.enter_lookup(event)
         if event.chunk_keys:
             self.keys(event.connector_id).claimed(event.chunk_keys)
 
@@ -278,10 +207,10 @@ class Engine:
         request = event.request or ""
         self.step = event.scheduler_step
         self.admitted.add(request)
-        self.fetched.pop(request, None)
         lookup = self.last_lookup(event)
         if event.blocks_ids is not None:
-            self._contest(event, event.blocks_ids)
+            if self.transfers:
+                self._contest(event, event.blocks_ids)
             if self.invalid:
                 self._renew(request, self._given_afresh(event, lookup))
             if names_all_blocks(event):
@@ -297,11 +226,8 @@ class Engine:
                 self.handoffs.lose(event.recorder)
         if not event.allocated or event.error is not None or lookup is None:
             return
-        if event.blocks_ids is not None:
-            self.wrong_chunks.enter_load(event, lookup)
         if lookup.is_async:
             self.loads[request] = event
-            self.reads.pop(request, None)
             self.flow.loads(event)
             self._ends(event, "load").begin(request, event)
             if event.blocks_ids is not None:
@@ -310,11 +236,10 @@ class Engine:
     def _enter_schedule(self, event: Schedule) -> None:
         request = event.request or ""
         self.step = event.scheduler_step
-        self.preemptions.clear()
-        self.short = None
+        self.short, self.ran_number = None, event.sequence
         first = request in self.admitted
         if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
-            if first or not event.blocks_whole:  # a table that is reported again gives nothing
+            if self.transfers and (first or not event.blocks_whole):  # a table that is reported again gives nothing
                 self._contest(event, event.blocks_ids, are_new=not first)
             if not first and not event.blocks_whole:
                 self.handoffs.enter_given_out(event, event.blocks_ids)
@@ -335,9 +260,7 @@ class Engine:
     def _give(self, event: Alloc | Schedule, blocks: Collection[int]) -> None:
         """A request is given blocks that were free."""
         if blocks:
-            given = (
-                event if isinstance(event, Schedule) else structs.replace(event, blocks_ids=None, blocks_by_group=None)
-            )
+            given = event if type(event) is Schedule else structs.replace(event, blocks_ids=None, blocks_by_group=None)
             self.given.update(dict.fromkeys(blocks, given))
 
     def given_since_left(self, plan: Plan) -> dict[int, Event]:
@@ -410,28 +333,20 @@ class Engine:
                     del self.invalid[block], self.recomputing[block]
 
     def _enter_preempt(self, event: Preempt) -> None:
-        self.preemptions.append(event)
         self._leave(event)
         self.admitted.discard(event.request or "")
 
     def _enter_request(self, event: RequestEnd) -> None:
         request = event.request or ""
         self.handoffs.enter_end(event, is_known=request in self.met, is_loading=request in self.loads)
-        for row in self.rows_given_up(event):
-            self.given_up.rows[row.first.connector_id] = row
-        self.given_up.enter_end(event)
         if event.free_delayed:
             self.kept[request] = event
             if not (event.handoff or event.lease_s or of_connector(event.connector, event.patience).keep_s):
                 self._ends(event, "save").begin(request, event)
         else:
-            self.wrong_chunks.enter_end(event, self.tables.get(request))
             self._leave(event)
         self.lookups.pop(request, None)
-        self.own_chunks.enter_end(request)
         self.met.pop(request, None)
-        self.reads.pop(request, None)
-        self.fetched.pop(request, None)
         if event.outcome == "aborted":
             for ends in self.transfer_ends.values():
                 ends.forget(request)
@@ -450,21 +365,6 @@ class Engine:
 
     def _enter_xfer(self, event: Xfer) -> None:
         self.handoffs.enter_xfer(event)
-        if event.xfer_op != XferOp.READ:
-            return
-        self.readers.add(event.connector)
-        if event.request not in self.loads:
-            return
-        reads = self.reads.setdefault(event.request or "", [])
-        if event.xfer_state == XferState.POSTED:
-            reads.append(event)
-        else:  # who ends all of a request's reads at once need not say which
-            ended = [each for each in reads if (each.rank, each.peer_rank) == (event.rank, event.peer_rank)]
-            reads[:] = [each for each in reads if each not in ended[:1]] if ended else []
-
-    def _enter_notification(self, event: Notification) -> None:
-        if event.request in self.loads:  # that nothing is needed, or that another engine is to write
-            self.reads.setdefault(event.request or "", [])
 
     def _enter_handoff(self, event: Handoff) -> None:
         self.handoffs.enter_handoff(event)
@@ -474,33 +374,23 @@ class Engine:
         if event.request in self.kept:  # vLLM frees an ended request's blocks at either report
             self._leave(event)
         self._release(event)
-        if (load := self.load_from_peer(event)) is not None:
-            self.failing_peers.enter(event, load[0], load[1].handoff_peer or "")
         alloc = self.loads.pop(event.request or "", None)
-        self.reads.pop(event.request or "", None)
         if event.failed and alloc is not None and alloc.blocks_ids is not None and event.request in self.met:
             into = loaded_into(alloc)
             if not any(block in self.invalid and self.invalid[block].sequence > alloc.sequence for block in into):
                 self._fails(event, into)  # no load error has said which of them
         self.flow.received(event)
-        self.given_up.enter_received()
         self._settle(event.request or "")
         if alloc is not None:
             self._end(event.request or "", alloc, "load", event)
             self._close(alloc, alloc.blocks_ids or ())
 
     def _enter_load_plan(self, event: LoadPlan) -> None:
-        if event.request in self.met:
-            self.own_chunks.enter_plan(event)
         if event.transfer_id is not None:
             self._begin(event, "load")
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         self.storing.add(event.connector_id)
-        if (identity := self.met.get(event.request or "")) is not None:
-            self.own_chunks.enter_plan(event)
-            self.writers.enter_store(event, identity)
-        self.wrong_chunks.enter_store(event)
         if event.transfer_id is not None:
             self._begin(event, "store")
         else:
@@ -510,9 +400,7 @@ class Engine:
         self._settle(event.job)
         plan = self.jobs.pop(event.job, None)
         self.flow.ended(plan, event)
-        if plan is None:  # it may have been a store
-            self.resets.pop(event.connector_id, None)
-        else:
+        if plan is not None:
             self._end(event.job, plan, "store" if isinstance(plan, StorePlan) else "load", event)
             self._close(plan, plan.blocks_ids or ())
             if isinstance(plan, StorePlan) and not event.failed:
@@ -533,7 +421,6 @@ class Engine:
     def _enter_load_error(self, event: LoadError) -> None:
         self.short = None
         self.handoffs.enter_load_error(event)
-        self.wrong_chunks.enter_load_error(event, self.tables)
         self._fails(event, event.blocks_ids)
 
     def _fails(self, event: LoadError | Received, blocks: Iterable[int]) -> None:
@@ -545,27 +432,11 @@ class Engine:
 
     def _enter_evict(self, event: Evict) -> None:
         if event.chunk_key is not None:
-            self.own_chunks.enter_evict(event, self.keys(event.connector_id))
             self.keys(event.connector_id).evicted(event.chunk_key)
-            chunk = (event.connector_id, event.chunk_key)
-            for known in self.fetched.values():
-                if chunk in known:
-                    known[chunk] = (known[chunk][0], event)
-            self.writers.of.pop((event.connector_id, event.chunk_key), None)
-            self.wrong_chunks.forget(event.connector_id, event.chunk_key)
-
-    def _enter_prefetch(self, event: Prefetch) -> None:
-        if event.chunk_keys and len(self.fetched) < MAX_FETCHES:
-            known = self.fetched.setdefault(event.request or "", {})
-            known.update({(event.connector_id, key): (event, None) for key in event.chunk_keys})
 
     def _enter_reset(self, event: Reset) -> None:
         if event.succeeded is not False:
-            self.resets[event.connector_id] = event
-            self.writers.enter_reset(event.connector_id)
-            self.wrong_chunks.enter_reset(event.connector_id)
             self.keys(event.connector_id).cleared()
-            self.fetched.clear()
             for (connector_id, _), ends in self.transfer_ends.items():
                 if connector_id == event.connector_id:
                     ends.forget()
@@ -574,29 +445,11 @@ class Engine:
         keys = self.keys(event.connector_id)
         keys.listed(event.chunk_keys, first=event.holdings_first, last=event.holdings_last)
 
-    def _enter_key(self, event: Key) -> None:
-        if event.chunk_content is None or len(self.contents) >= MAX_KEYS:
-            return
-        known = self.contents.setdefault((event.chunk_parent, event.chunk_content), event)
-        if event.start_ns < known.start_ns:
-            self.contents[event.chunk_parent, event.chunk_content] = event
-
-    def _enter_block_check(self, event: BlockCheck) -> None:
-        self.references.enter(event)
-
     def _enter_heartbeat(self, event: Heartbeat) -> None:
         self.handoffs.enter_heartbeat(event)
         if event.recorder_probes_off and not self.probes_off.issuperset(event.recorder_probes_off):
             self.probes_off.update(event.recorder_probes_off)
             self._blame_probe()
-        for row in self.rows_given_up(event):
-            self.given_up.rows[row.first.connector_id] = row
-        if self.polled is None or self.polled.scheduler_step != event.scheduler_step:
-            self.polled = event
-        if not event.scheduler_running or event.scheduler_paused:
-            self.in_step = None
-        elif self.in_step is None or self.in_step.scheduler_step != event.scheduler_step:
-            self.in_step = event
         if event.scheduler_step is not None:
             if self.beat is not None:
                 for ends in self.transfer_ends.values():
@@ -644,25 +497,17 @@ class Engine:
 
     def _enter_store(self, event: Store) -> None:
         self.storing.add(event.connector_id)
-        self._copied(event)
-
-    def _copied(self, event: Event) -> None:
-        """Something that the store did not hold is in it now."""
-        self.resets.pop(event.connector_id, None)
 
     def _stored(self, event: StorePlan) -> None:
-        if not event.chunk_present:
-            self._copied(event)
+        keys = self.keys(event.connector_id)
         if event.chunk_keys is None:
-            self.keys(event.connector_id).unnamed = True
+            keys.unnamed = True
         else:
-            self.keys(event.connector_id).stored(event.chunk_keys)
+            keys.stored(event.chunk_keys)
 
     def _contest(self, event: Event, blocks: Iterable[int], *, are_new: bool = False) -> None:
         """Note open transfers of other requests over blocks given to this one, unless the others hold the block too. Blocks
         that `are_new` come from the pool, and not from its prefix cache: another holds none that it may have given back."""
-        if not self.transfers:
-            return
         for block in blocks:
             for owner, transfer in self.transfers.get(block, {}).items():
                 table = self.tables.get(owner)

@@ -33,7 +33,7 @@ from kvtrail.tracer.events.events import (
 )
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import SCHEDULER
-from kvtrail.tracer.ledger.handoff_flows import NOBODY, Flows, HandedOver, Outcome
+from kvtrail.tracer.ledger.handoff_sums import NOBODY, Flows, HandedOver, Outcome
 
 MAX_HANDOFFS = 100_000
 """Hand-offs remembered; beyond that the oldest is forgotten."""

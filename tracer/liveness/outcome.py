@@ -87,8 +87,8 @@ def is_lost(account: Account) -> bool:
     return account.ended_ns is None or account.outcome in (CUT_OFF, UNHEARD) or is_held_for_another
 
 
-ABOUT_BYTES = frozenset({"byte-drift", "byte-early", "byte-rot"})
-"""Rules that see that wrong KV was read."""
+ABOUT_BYTES = "byte-drift"
+"""The rule that sees that wrong KV was read."""
 
 
 def impact_of(
@@ -114,6 +114,6 @@ def impact_of(
         case Outcome.LOST if not was_stopped:
             return Impact.LOST
         case _:
-            if rule in ABOUT_BYTES:
+            if rule == ABOUT_BYTES:
                 return Impact.WRONG_KV
             return Impact.NOT_KNOWN if severity == Severity.WRONG_OUTPUT else Impact.NO_HARM

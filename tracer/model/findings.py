@@ -126,8 +126,10 @@ class Finding:
 
     @property
     def id(self) -> str:
-        """Stable over restarts and over the order of arrival: made of rule, engine, request and epoch."""
-        text = "\0".join((self.rule, self.engine, self.request, str(self.epoch)))
+        """Stable over restarts and over the order of arrival: made of rule, engine, request and epoch, and of where the rule
+        was broken if it judges in several places."""
+        where = (self.numbers["where"],) if "where" in self.numbers else ()
+        text = "\0".join((self.rule, self.engine, self.request, str(self.epoch), *where))
         return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
     def as_dict(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from click import style
 
 from kvtrail.tracer.history.audit import Audit
-from kvtrail.tracer.ledger.handoff_flows import Flow, Outcome
+from kvtrail.tracer.ledger.handoff_sums import Flow, Outcome
 from kvtrail.tracer.liveness.deaths import Death
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding, Severity, Verdict, Witness, clock, day

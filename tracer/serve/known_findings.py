@@ -19,7 +19,8 @@ import yaml
 
 from kvtrail.tracer.model.known import NEVER_NS, Known
 from kvtrail.tracer.model.nearest import did_you_mean
-from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.rules import pages
+from kvtrail.tracer.rules.old_names import current
 from kvtrail.tracer.serve.watched_file import Unusable, WatchedFile, read_yaml
 
 KEYS = ("rule", "engine", "connector", "version", "until", "why")
@@ -76,8 +77,10 @@ def _entry(path: Path, node: yaml.Node) -> Known:
             raise _wrong(path, value, f"{name!r} must be a text")
         if len(text) > MAX_TEXT:
             raise _wrong(path, value, f"{name!r} has {len(text):,} characters; {MAX_TEXT} are the most")
-        if name == "rule" and text not in (rules := [rule.id for rule in all_rules()]):
-            raise _wrong(path, value, f"there is no rule {text!r}{did_you_mean(text, rules)}")
+        if name == "rule":
+            text = current(text)
+            if text not in (rules := pages.files()):
+                raise _wrong(path, value, f"there is no rule {text!r}{did_you_mean(text, rules)}")
         if name == "until":
             until_ns = _end_ns(path, value, text)
         values[name] = text

@@ -36,12 +36,14 @@ class Failure:
         what: the rule; what the engine died of, without numbers; `requests never end`; or what was observed.
         text: the explanation, with this trial's numbers.
         details: of a crash or a hang: the traceback, the last events, and what each request waits for.
+        where: of a rule that judges in several places, where.
     """
 
     kind: str
     what: str
     text: str
     details: str = ""
+    where: str = ""
 
     @property
     def id(self) -> str:
@@ -74,7 +76,7 @@ def failures(played: Played) -> list[Failure]:
     """What went wrong in a run. A rule comes before the death that it explains."""
     found: dict[str, Failure] = {}
     for finding in played.findings:
-        failure = Failure(RULE, finding.rule, finding.explanation)
+        failure = Failure(RULE, finding.rule, finding.explanation, where=finding.numbers.get("where", ""))
         found.setdefault(failure.id, failure)
     for seen in played.observations:
         if seen.kind == BYTES and not played.loads_copied:

@@ -1,5 +1,5 @@
-"""The judges of a session, under their names: a rule's id, or one of `OTHERS`; and whether each of them has looked at a
-run."""
+"""The judges of a session, under their names: a rule's id, or a rule and the place of several where it judges
+(`byte-drift/early`), or one of `OTHERS`; and whether each of them has looked at a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from kvtrail.connector.simulate.check.trial import CRASH, HANG, RULE, Failure
 from kvtrail.connector.simulate.judges.observer import BYTES, EVENTS, HITS, REST
 from kvtrail.connector.simulate.judges.plans import PLANS
 from kvtrail.tracer.model.findings import Verdict
-from kvtrail.tracer.rules import DeadlineRule, all_rules
+from kvtrail.tracer.rules.rule import DeadlineRule
+from kvtrail.tracer.rules.rule_set import all_rules
 
 REST_BLOCKS, REST_MEMORY, REST_RESET, REST_ROOM = "rest/blocks", "rest/memory", "rest/reset", "rest/room"
 OTHERS = {
@@ -31,20 +32,20 @@ _OF_REST = {
     REST_ROOM: ("the store has lost room", "workers keep what is evicted"),
 }
 """How the names of what is left in the end begin, by judge; any other is of what the connector remembers."""
-_BY_ABSENCE = {"unselected-load": "probe/seen"}
+_BY_ABSENCE = {"load-range/nothing allocated": "probe/seen"}
 """Rules that judge only what a correct connector never does, by the point at which they would see it."""
 
 
-def judge_of(failure: Failure) -> str:
-    """Who has found a failure."""
+def judges_of(failure: Failure) -> tuple[str, ...]:
+    """Who has found a failure: of a rule that judges in several places, the rule as a whole, too."""
     if failure.kind == RULE:
-        return failure.what
+        return (failure.what, f"{failure.what}/{failure.where}")
     if failure.kind != REST:
-        return failure.kind
+        return (failure.kind,)
     for judge, beginnings in _OF_REST.items():
         if failure.what.startswith(beginnings):
-            return judge
-    return REST_MEMORY
+            return (judge,)
+    return (REST_MEMORY,)
 
 
 def looked(judge: str, ran: Ran, *, other_writers: bool) -> bool:
@@ -52,9 +53,10 @@ def looked(judge: str, ran: Ran, *, other_writers: bool) -> bool:
     nobody knows what is stored."""
     if judge in _BY_ABSENCE:
         return bool(ran.reached[_BY_ABSENCE[judge]])
-    if judge in RULES:  # one with a deadline counts what is overdue, and nothing that came in time
-        seen = ran.checks.get((judge, Verdict.OK), 0) + ran.checks.get((judge, Verdict.DRIFT), 0)
-        return bool(seen) or isinstance(RULES[judge], DeadlineRule)
+    rule = judge.partition("/")[0]
+    if rule in RULES:  # one with a deadline counts what is overdue, and nothing that came in time
+        seen = ran.checks.get((rule, Verdict.OK), 0) + ran.checks.get((rule, Verdict.DRIFT), 0)
+        return bool(seen) or isinstance(RULES[rule], DeadlineRule)
     match judge:
         case "hits":
             return bool(ran.hits) and not other_writers

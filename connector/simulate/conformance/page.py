@@ -25,7 +25,7 @@ from kvtrail.tracer.history.history import load
 from kvtrail.tracer.history.judging import findings_of
 from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.model.words import count, described, kind, some
-from kvtrail.tracer.rules import Rule, all_rules
+from kvtrail.tracer.rules import pages
 
 NAME = "index.html"
 Report = Mapping[str, Any]
@@ -88,11 +88,11 @@ def _group(requirement: Report) -> str:
 def _failure(of: Report, folder: Path) -> dict[str, Any]:
     """A failure, with what the page shows of its rule, its trace, its test and its workload."""
     scenario = Scenario.from_dict(of["scenario"])
-    rule = next((rule for rule in all_rules() if f"rule: {rule.id}" == of["id"]), None)
+    rule = next((rule for rule in pages.files() if f"rule: {rule}" == of["id"]), None)
     return {
         **of,
         **_events(of, rule, folder),
-        "rule": rule,
+        "rule": None if rule is None else pages.page(rule),
         "source": _read(folder / of["test"]),
         "arrivals": [
             {
@@ -107,14 +107,14 @@ def _failure(of: Report, folder: Path) -> dict[str, Any]:
     }
 
 
-def _events(of: Report, rule: Rule | None, folder: Path) -> dict[str, Any]:
+def _events(of: Report, rule: str | None, folder: Path) -> dict[str, Any]:
     """The events of a failure's run in words, in their order, and how many are left out; or why the trace
     cannot be read."""
     try:
         events = load([folder / of["trace"]]).events
     except (UnusableTrace, OSError) as error:
         return {"unreadable": str(error)}
-    findings = [each for each in findings_of(events).values() if rule is not None and each.rule == rule.id]
+    findings = [each for each in findings_of(events).values() if rule is not None and each.rule == rule]
     proofs = {witness.span_id: witness.label for finding in findings[:1] for witness in finding.witness}
     shown = [event for event in events if event.kind not in NOT_SHOWN]
     kept = shown

@@ -13,7 +13,7 @@ from kvtrail.connector.simulate.check.ran import Ran
 from kvtrail.connector.simulate.check.reached import reached
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.conformance import features
-from kvtrail.connector.simulate.conformance.judges import REST_RESET, REST_ROOM, RULES, judge_of, looked
+from kvtrail.connector.simulate.conformance.judges import REST_RESET, REST_ROOM, RULES, judges_of, looked
 from kvtrail.connector.simulate.conformance.requirement import Feature, Level, Requirement
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS
 from kvtrail.connector.simulate.judges.observer import BYTES, HITS
@@ -104,8 +104,8 @@ def broken_by(found: Found, present: Sequence[Feature]) -> list[Requirement]:
     """The requirements that a failure breaks: those that its judge belongs to and that were at risk in its small run, in the
     world in which it was seen. A failure that needs several ranks is none of core, and one that needs nothing is none of
     several ranks."""
-    by, worlds = judge_of(found.failure), features.worlds(found.small.scenario, present)
-    named = [each for each in REQUIREMENTS if by in each.judged_by]
+    by, worlds = judges_of(found.failure), features.worlds(found.small.scenario, present)
+    named = [each for each in REQUIREMENTS if not set(by).isdisjoint(each.judged_by)]
     if worlds:
         here = [each for each in named if each.feature in worlds]
         here += [each for each in REQUIREMENTS if each.covers_all and each.feature in worlds and each not in here]
@@ -193,7 +193,7 @@ def _hidden(requirement: Requirement, checked: Checked, setting: Setting) -> lis
         faked = checked.fake_workers is not None and not checked.loads_read
         why = f", since its workers are fakes: {checked.fake_workers}" if faked else " in those runs"
         hidden.append(f"bytes were not compared{why}")
-    if checked.unprobed is not None and any(each in RULES for each in by):
+    if checked.unprobed is not None and any(each.partition("/")[0] in RULES for each in by):
         hidden.append(_unseen(checked))
     if REST_ROOM in by:
         hidden.append("the store was never full at rest")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from bare_scheduler import scheduler, storm
 from downloads import Giving
-from faults import FAULTS, NATIVE, OF_PAIRS, VARIANTS
+from faults import FAULTS, NATIVE, OF_PAIRS, RULES, VARIANTS
 from faults.transfers import StuckStep
 from history import heartbeats, loaded
 from minimal import assert_minimal
@@ -39,7 +39,7 @@ from kvtrail.tracer.history.history import History, in_order, load
 from kvtrail.tracer.history.judging import findings_of
 from kvtrail.tracer.history.minimize import minimize
 from kvtrail.tracer.model.findings import Finding, Verdict
-from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.rules import pages
 
 LATER_S = 900.0
 """Longer than any rule waits."""
@@ -317,15 +317,15 @@ def found_in(events: Sequence[Event], fault: str) -> list[Finding]:
 @of_each(FAULTS)
 def test_the_rule_finds_its_fault_on_the_real_scheduler(played: History, fault: str) -> None:
     found = found_in(played.events, fault)
-    assert fault in {finding.rule for finding in found}, sorted({finding.rule for finding in found})
+    assert RULES[fault] in {finding.rule for finding in found}, sorted({finding.rule for finding in found})
     assert all(finding.explanation for finding in found)
 
 
 @of_each(FAULTS)
 def test_the_recording_is_cut_down_to_what_shows_the_fault(played: History, fault: str) -> None:
     alive = loaded(later(played.events, fault))
-    result = minimize(History(moments=tuple(in_order([*played.moments, *alive.moments]))), rule=fault)
-    assert result.finding.rule == fault
+    result = minimize(History(moments=tuple(in_order([*played.moments, *alive.moments]))), rule=RULES[fault])
+    assert result.finding.rule == RULES[fault]
     beats = sum(isinstance(event, Heartbeat) for event in result.history.events)
     assert result.events - beats <= MAX_EVENTS
     assert_minimal(result)
@@ -340,7 +340,7 @@ def test_a_part_of_the_recording_says_what_its_page_says_and_nothing_more(
     audits = sidecar.assert_parts_say_what_pages_say()
     assert any(result.recorded for result in audits) == (fault in CARRIED)
     known = {finding["id"] for finding in sidecar.reader.findings(limit=1000)}
-    assert fault in {finding.rule for result in audits for finding in result.findings}
+    assert RULES[fault] in {finding.rule for result in audits for finding in result.findings}
     for page, path in sidecar.pages():
         assert findings_of(load([path]).events).keys() <= known, page["request"]["request"]
     sidecar.pipeline.close()
@@ -365,8 +365,10 @@ def test_a_failed_call_names_the_short_load_of_its_step_which_has_no_finding_of_
 @pytest.mark.parametrize("fault", FAULTS)
 def test_at_level_basic_only_the_rules_of_that_level_find_their_faults(tmp_path: Path, fault: str) -> None:
     found = found_in(play(fault, Level.BASIC, tmp_path).events, fault)
-    (least,) = [rule.level for rule in all_rules() if rule.id == fault]
-    assert (fault in {finding.rule for finding in found}) == (least is Level.BASIC), {each.rule for each in found}
+    least = Level.DETAILED if fault == "store-short" else pages.page(RULES[fault]).level  # as its page says
+    assert (RULES[fault] in {finding.rule for finding in found}) == (least is Level.BASIC), {
+        each.rule for each in found
+    }
     assert all(finding.explanation for finding in found)
 
 
@@ -404,11 +406,11 @@ def test_vllms_own_connector_with_several_groups_is_accused_of_nothing(
     detector.feed(recorded())
     detector.settle()
     found = {finding.rule for held in detector.findings.values() for finding in held.values()}
-    assert found <= (set() if has_states else {"stale-block", "plan-blocks"}), "what docs/findings.md says of a window"
-    judged = ["null-block", "plan-blocks", "joint-boundary", *(["state-boundary"] if has_states else [])]
+    assert found <= (set() if has_states else {"plan-blocks"}), "what docs/findings.md says of a window"
+    judged = ["null-block", "plan-blocks", "partial-hit", *(["state-boundary"] if has_states else [])]
     assert all(detector.verdicts[rule, Verdict.OK] > 10 for rule in judged)
 
 
 def test_every_rule_has_a_fault_and_every_fault_a_rule() -> None:
-    """Those about bytes apart, which find theirs on real engines."""
-    assert {*FAULTS, *OF_PAIRS} == {rule.id for rule in all_rules() if Kind.BLOCK_CHECK not in rule.kinds}
+    """That about bytes apart, which finds its faults on real engines."""
+    assert {*RULES.values(), *OF_PAIRS.values()} == pages.files().keys() - {"byte-drift"}

@@ -181,7 +181,7 @@ def test_the_finding_names_the_group_of_the_block_and_the_group_of_its_content(t
     assert process.exitcode == 0, log.read_text()[-3000:]
     (finding,) = found(list(load([tmp_path / TRACE]).events))
     token = finding.numbers["tokens"][0]
-    assert (finding.rule, finding.numbers["group"]) == ("byte-rot", 0)
+    assert (finding.rule, finding.numbers["group"]) == ("byte-drift", 0)
     assert (
         f"of KV cache group 0, at this request's token {token}, holds what request computed-p0" in finding.explanation
     )

@@ -61,7 +61,7 @@ def test_wrong_bytes_of_asynchronous_loads_are_found(tmp_path: Path, plain: Ran)
 
 def test_a_load_that_is_reported_before_it_is_there_is_early(tmp_path: Path) -> None:
     findings = two_rounds(tmp_path, offload(HASTY)).findings()
-    assert {finding.rule for finding in findings} == {"byte-early"}
+    assert {finding.rule for finding in findings} == {"byte-drift"}
 
 
 def test_wrong_bytes_of_asynchronous_loads_are_healed(tmp_path: Path, plain: Ran) -> None:

@@ -85,7 +85,7 @@ def test_requests_that_wait_together_push_out_what_was_fetched_for_another(
     again = [pair for n, pair in enumerate(reported) if pair in reported[:n]]
     assert again
     assert {event.pool_tier for event in events if isinstance(event, Evict)} == {"cpu"}
-    numbers = found(events)["refetched-chunk"]
+    numbers = found(events)["evicted-in-use"]
     assert numbers["key"] in {key for _, key in again}
 
 

@@ -23,7 +23,7 @@ from kvtrail.tracer.events.events import FIELDS, BlockCheck
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode, otlp_json, protobuf
-from kvtrail.tracer.ledger.computed_contents import reported_blocks
+from kvtrail.tracer.rules.contents.computed_contents import reported_blocks
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 0 healed 256\nA 0 !AssertionError: Mismatch\nend"
 IDENTITY = {semconv.CACHE_IDENTITY.key: "0123456789abcdef"}

@@ -129,7 +129,7 @@ def test_reported_failed_loads_cause_no_findings(
     storm(bare, seed=seed, requests=120, reset_running=False)
     detector = judged(recorded())
     assert detector.findings == {}
-    assert detector.verdicts["failed-load-resume", Verdict.OK] > 0
+    assert detector.verdicts["failed-load-used", Verdict.OK] > 0
 
 
 @pytest.mark.parametrize("name", ["OffloadConnector", "TracedOffloadingConnector"])

@@ -27,7 +27,8 @@ from sidecars import live, read, stored
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, groups_of
 from kvtrail.tracer.events.events import Event, Heartbeat
-from kvtrail.tracer.rules import EngineRule, all_rules
+from kvtrail.tracer.rules.rule import EngineRule
+from kvtrail.tracer.rules.rule_set import all_rules
 
 FAULTY = tuple(sorted(FAULTS.keys() - {"stuck-step", "unread-load"}))[::4]
 """Of an engine that never goes on there is no run, and NIXL's takes two."""
@@ -131,7 +132,7 @@ def test_after_any_damage_a_faulty_pair_has_no_new_findings(seeds: range) -> Non
         assert again <= named, (seed, delivery.damages)
         total.update(rule for rule, _ in named)
         found_again.update(rule for rule, _ in again)
-    assert {*OF_PAIRS} - {"altered-handoff", "ambiguous-handoff", "dead-pair"} <= {*total}  # which no kind here plants
+    assert {*OF_PAIRS.values()} - {"ambiguous-handoff", "dead-pair"} <= {*total}  # which no kind here plants
     assert {*found_again} == {*total}
     assert found_again.total() > 0.3 * total.total(), (found_again, total)
 
@@ -146,7 +147,7 @@ def test_after_one_lost_event_an_engine_is_known_again(requests: int) -> None:
         gone = next(e for e in run.events if e.kind == kind and e.end_ns > quarter_ns and e.recorder == run.scheduler)
         shares = loss_injection.unknown_shares(run.events, lost=partial(is_, gone), from_ns=gone.end_ns)
         judged = {rule: counts for rule, counts in shares.items() if rule in wide}
-        assert {"phantom-hit", "evicted-hit"} <= set(judged)
+        assert {"phantom-hit", "evicted-in-use"} <= set(judged)
         for rule, (total, unknown) in judged.items():
             with naming((kind, rule)):
                 assert unknown <= 200 / requests * total
@@ -160,7 +161,7 @@ def test_each_engine_wide_rule_is_known_again_in_a_day(rounds: int) -> None:
     assert not live(sent(run.events)).found
     quarter_ns = run.events[0].end_ns + (run.last_ns - run.events[0].end_ns) // 4
     wide = {rule.id for rule in all_rules() if isinstance(rule, EngineRule)}
-    wide -= {"stale-block", "late-read", *OF_PAIRS}  # the day has one group, and one engine
+    wide -= {"plan-blocks", *OF_PAIRS.values()}  # the day has one group, and one engine
 
     def starts_late(event: Event) -> bool:
         return event.end_ns < quarter_ns

@@ -163,7 +163,7 @@ def test_the_offloading_connector_stores_stale_blocks_of_a_window(
     storm(bare, seed=4, requests=120, reset_running=False)
     detector = Detector()
     detector.feed(recorded())
-    found = [each for held in detector.findings.values() for each in held.values() if each.rule == "stale-block"]
+    found = [each for held in detector.findings.values() for each in held.values() if each.rule == "plan-blocks"]
     assert found
     assert {(finding.request, finding.numbers["block"]) for finding in found} <= anothers
 
@@ -222,8 +222,8 @@ def test_two_clients_with_one_id_get_each_others_kv_where_it_is_written() -> Non
     assert (dict(pulled.wrong), pulled.findings) == ({}, [])
     assert pushed.wrong
     rules = Counter(finding.rule for finding in pushed.findings)
-    assert rules == {"crossed-handoff": 2, "byte-drift": 2, "ambiguous-handoff": 1}
-    crossed = [each.explanation for each in pushed.findings if each.rule == "crossed-handoff"]
+    assert rules == {"handoff-mismatch": 2, "byte-drift": 2, "ambiguous-handoff": 1}
+    crossed = [each.explanation for each in pushed.findings if each.rule == "handoff-mismatch"]
     assert all("it wrote that into the blocks of this request" in each for each in crossed)
 
 
@@ -242,7 +242,7 @@ def test_who_writes_gives_the_blocks_back_while_it_does() -> None:
     (stale,) = [finding for finding in pair.findings if finding.rule == "stale-handoff"]
     assert pair.names[stale.request or ""] == "r-0"
     assert "its own write of them to the other engine ended" in stale.explanation
-    (late,) = [finding for finding in pair.findings if finding.rule == "late-read"]
+    (late,) = [finding for finding in pair.findings if finding.rule == "stale-handoff"]
     assert pair.names[late.request or ""] == "r-0"
     assert "The engine's own write of them to another one ended" in late.explanation
 

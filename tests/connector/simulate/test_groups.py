@@ -147,7 +147,7 @@ def test_a_correct_connector_is_accused_of_nothing(profile: str, seed: int, kind
     groups = {len(event.blocks_by_group or ()) for event in played.events if isinstance(event, Schedule)}
     assert groups <= {0, len(kinds)}
     assert {event.groups for event in played.events} == {span.resource["kvtrail.groups"] for span in played.spans}
-    judged = ["plan-blocks", "null-block", *(["joint-boundary"] if profile == "groups" else [])]
+    judged = ["plan-blocks", "null-block", *(["partial-hit"] if profile == "groups" else [])]
     assert all(played.checks[rule, Verdict.OK] > 5 for rule in judged), played.checks
 
 

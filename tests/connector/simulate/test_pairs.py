@@ -29,9 +29,9 @@ from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, LAYERS
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 from kvtrail.tracer.events.events import BlockCheck, Handoff
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.ledger.handoff_clocks import ahead
-from kvtrail.tracer.ledger.reference_hashes import SharedReferences
+from kvtrail.tracer.ledger.clock_offset import ahead
 from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.rules.contents.reference_hashes import SharedReferences
 
 NIXL = configuration("NixlConnector", {})
 HEALED = configuration("NixlConnector", {"kvtrail": {"guard": "heal"}})
@@ -193,10 +193,10 @@ def in_whole_blocks(wrong: str) -> bool:
 @pytest.mark.parametrize(
     ("mistake", "rule"),
     [
-        (Mistake.ALTERED, "altered-handoff"),
-        (Mistake.EXCHANGED, "crossed-handoff"),
-        (Mistake.TWICE, "second-handoff"),
-        (Mistake.SHORT, "short-handoff"),
+        (Mistake.ALTERED, "handoff-mismatch"),
+        (Mistake.EXCHANGED, "handoff-mismatch"),
+        (Mistake.TWICE, "duplicate-load"),
+        (Mistake.SHORT, "handoff-mismatch"),
         (Mistake.OVERDUE, "stale-handoff"),
     ],
 )
@@ -204,7 +204,7 @@ def in_whole_blocks(wrong: str) -> bool:
 def test_a_routers_mistake_is_named(mistake: Mistake, rule: str, seeds: range) -> None:
     """Whoever has loaded what is not its own is named, and so is every other request with the mistake; none is named without
     it, but those that find such a load in vLLM's prefix cache. The bytes of whole blocks name exactly the wrong loads."""
-    assert OF_PAIRS[rule] == mistake
+    assert OF_PAIRS[mistake] == rule
     planted = wrong = 0
     for seed in seeds:
         pair = played(seed, mistakes=(mistake,))
@@ -256,7 +256,7 @@ def test_what_is_to_be_read_from_an_engine_that_was_killed_fails_and_is_found_on
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 20), marks=LONG)], ids=str)
 def test_two_hand_offs_with_one_name_are_named(seeds: range) -> None:
     """The second one is, with the first in its numbers. NIXL does not use the name, so all goes well."""
-    assert OF_PAIRS["ambiguous-handoff"] == Mistake.NAMED_ALIKE
+    assert OF_PAIRS[Mistake.NAMED_ALIKE] == "ambiguous-handoff"
     found = 0
     for seed in seeds:
         pair = played(seed, mistakes=(Mistake.NAMED_ALIKE,))
@@ -474,7 +474,7 @@ def test_an_engine_that_dies_of_too_few_blocks_is_explained() -> None:
     pair = played(0, mistakes=(Mistake.CUT,))
     assert "_apply_prefix_caching" in pair.errors[DECODE]
     assert PREFILL not in pair.errors
-    assert pair.found("short-handoff") & pair.planted
+    assert pair.found("handoff-mismatch") & pair.planted
     assert pair.found("failed-call")
 
 

@@ -66,7 +66,7 @@ def test_two_requests_that_share_a_hand_off_report_for_each_other() -> None:
         pair = played(seed, mistakes=(Mistake.TWICE,))
         assert len(pair.given_back_early) == 1, seed
         assert pair.found(RULE) == pair.given_back_early, seed
-        assert pair.given_back_early < pair.planted == pair.found("second-handoff"), seed
+        assert pair.given_back_early < pair.planted == pair.found("duplicate-load"), seed
 
 
 def test_a_number_of_readers_that_lacks_a_dimension_is_named_where_they_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ INCIDENTS = [
         """,
         rule="byte-drift",
         numbers={
+            "where": "differs",
             "look": "loaded",
             "looked": 32,
             "wrong": 2,
@@ -57,8 +58,8 @@ INCIDENTS = [
             rank 3 h256
             L 600 c0 h512 -> 512
         """,
-        rule="rank-disagreement",
-        numbers={"claimed": 512, "by_rank": {"0": 512, "1": 512, "2": 512, "3": 256}, "rank": 3},
+        rule="partial-hit",
+        numbers={"where": "ranks", "claimed": 512, "by_rank": {"0": 512, "1": 512, "2": 512, "3": 256}, "rank": 3},
         says="rank 3 held 256",
     ),
     Incident(
@@ -130,8 +131,8 @@ INCIDENTS = [
             b: L 41100 c40960 h40960 -> 0  # the sharers' #cached-token: 40960
             b: A 0 [1-161]
         """,
-        rule="unloaded-hit",
-        numbers={"owner": "cmpl-1-0-0123abcd", "loading": 40960, "shared": 160, "block": 1},
+        rule="read-before-loaded",
+        numbers={"where": "hit", "owner": "cmpl-1-0-0123abcd", "loading": 40960, "shared": 160, "block": 1},
         says="whatever they hold now is read as KV",
     ),
     Incident(
@@ -147,8 +148,16 @@ INCIDENTS = [
             done #3
             wait 320 busy  # the thread proposes to take a job for stalled after 300 s
         """,
-        rule="stalled-transfers",
-        numbers={"direction": "store", "ended": 3, "open": 4, "missed_s": 300.0, "steps": 60000, "longest_s": 2.0},
+        rule="stalled-connector",
+        numbers={
+            "where": "open transfers",
+            "direction": "store",
+            "ended": 3,
+            "open": 4,
+            "missed_s": 300.0,
+            "steps": 60000,
+            "longest_s": 2.0,
+        },
         says="4 stores are open",
     ),
     Incident(
@@ -165,8 +174,8 @@ INCIDENTS = [
             evict k1
             done #1
         """,
-        rule="evicted-store",
-        numbers={"key": "k1", "transfer": 1, "count": 512},
+        rule="evicted-in-use",
+        numbers={"where": "being written", "key": "k1", "transfer": 1, "count": 512},
         says="its memory may be given away while the copy goes on",
     ),
     Incident(
@@ -183,8 +192,8 @@ INCIDENTS = [
             L 900 c0 -> later
             prefetch 0+256 keys k1
         """,
-        rule="refetched-chunk",
-        numbers={"key": "k1", "again": 1, "fetched": 1},
+        rule="evicted-in-use",
+        numbers={"where": "fetched", "key": "k1", "again": 1, "fetched": 1},
         says="before it was loaded, it was evicted",
     ),
 ]
@@ -225,80 +234,80 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C16",
-        "unloaded-hit",
+        "read-before-loaded",
         "a prefix that was computed here",
         f"{_LOADS}b: L 1200 c512 h0 -> 0\nb: A 0 [1-16 40-61]\nR",
     ),
-    _alike("C16", "unloaded-hit", "received before", f"{_LOADS}R\nb: L 1200 c1024 h0 -> 0\nb: A 0 [1-38]"),
+    _alike("C16", "read-before-loaded", "received before", f"{_LOADS}R\nb: L 1200 c1024 h0 -> 0\nb: A 0 [1-38]"),
     _alike(
         "C16",
-        "unloaded-hit",
+        "read-before-loaded",
         "loaded within the step",
         "L 1200 c512 h1024 -> 512\nA 512 [1-38]\nb: L 1200 c1024 h0 -> 0\nb: A 0 [1-32 40-45]",
     ),
     _alike(
         "C16",
-        "unloaded-hit",
+        "read-before-loaded",
         "blocks that are stored",
         "L 600 c0 h0 -> 0\nA 0 [1-19]\nS 0+600 [1-19]\nplan store 0+512 [1-16] #1\n"
         "b: L 600 c512 h0 -> 0\nb: A 0 [1-16 20-22]\ndone #1",
     ),
     _alike(
-        "C12", "stalled-transfers", "the connector is not polled: no step is made", f"{_STORES}{_ENDS}wait 900 idle"
+        "C12", "stalled-connector", "the connector is not polled: no step is made", f"{_STORES}{_ENDS}wait 900 idle"
     ),
     _alike(
         "C12",
-        "stalled-transfers",
+        "stalled-connector",
         "a slow store: the longest took 35 s",
         f"{_STORES}wait 35 busy\n{_ENDS}wait 330 busy\ndone #4",
     ),
     _alike(
         "C12",
-        "stalled-transfers",
+        "stalled-connector",
         "one ends now and then",
         f"{_STORES}{_ENDS}wait 200 busy\ndone #4\nwait 250 busy\ndone #5\nwait 900 busy",
     ),
     _alike(
         "C12",
-        "stalled-transfers",
+        "stalled-connector",
         "handed on, to a peer that may be slow",
         f"{_KEPT.format(' length_capped handoff')}{_SENT}wait 500 busy",
         connector="NixlConnector",
     ),
     _alike(
         "C12",
-        "stalled-transfers",
+        "stalled-connector",
         "kept for a lease",
         f"{_KEPT.format(' length_capped lease 3600')}{_SENT}wait 500 busy",
     ),
-    _alike("C12", "stalled-transfers", "two are open", f"{_STORES}{_ENDS}done #4\ndone #5\nwait 900 busy"),
-    _alike("C12", "stalled-transfers", "dropped by a reset", f"{_STORES}{_ENDS}reset\nwait 900 busy"),
+    _alike("C12", "stalled-connector", "two are open", f"{_STORES}{_ENDS}done #4\ndone #5\nwait 900 busy"),
+    _alike("C12", "stalled-connector", "dropped by a reset", f"{_STORES}{_ENDS}reset\nwait 900 busy"),
     _alike(
         "C12",
-        "stalled-transfers",
+        "stalled-connector",
         "of requests that were aborted",
         f"{_STORES}{_ENDS}s4: end aborted\ns5: end aborted\nwait 900 busy",
     ),
-    _alike("C7", "evicted-store", "evicted when the store had ended", f"{_OPEN}done #1\nevict k1"),
-    _alike("C7", "evicted-store", "another chunk is evicted", f"{_OPEN}evict k9\ndone #1"),
-    _alike("C7", "evicted-store", "a store that has failed", f"{_OPEN}done #1 failed\nevict k1\nevict k2"),
+    _alike("C7", "evicted-in-use", "evicted when the store had ended", f"{_OPEN}done #1\nevict k1"),
+    _alike("C7", "evicted-in-use", "another chunk is evicted during a store", f"{_OPEN}evict k9\ndone #1"),
+    _alike("C7", "evicted-in-use", "a store that has failed", f"{_OPEN}done #1 failed\nevict k1\nevict k2"),
     _alike(
         "C7",
-        "evicted-store",
+        "evicted-in-use",
         "the copy of before a reset",
         f"{_OPEN}reset\nb: plan store 512+256 keys k3\nevict k1\ndone #1",
     ),
     _alike(
         "C10",
-        "refetched-chunk",
+        "evicted-in-use",
         "loaded in between",
         f"{_WAITS}L 900 c0 h512 -> 512\nA 512\nevict k1\nP\nL 900 c0 -> later\nprefetch 0+512 keys k1,k2",
     ),
-    _alike("C10", "refetched-chunk", "the fetch had failed", f"{_WAITS}prefetch 0+512 keys k1,k2"),
-    _alike("C10", "refetched-chunk", "evicted, and not fetched again", f"{_WAITS}evict k1\nL 900 c0 h0 -> 0\nA 0"),
+    _alike("C10", "evicted-in-use", "the fetch had failed", f"{_WAITS}prefetch 0+512 keys k1,k2"),
+    _alike("C10", "evicted-in-use", "evicted, and not fetched again", f"{_WAITS}evict k1\nL 900 c0 h0 -> 0\nA 0"),
     _alike(
         "C10",
-        "refetched-chunk",
+        "evicted-in-use",
         "another request fetches it later",
         f"{_WAITS}evict k1\nend aborted\nb: L 900 c0 -> later\nb: prefetch 0+512 keys k1,k2",
     ),

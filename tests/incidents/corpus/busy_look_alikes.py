@@ -29,20 +29,20 @@ _THREE_LOADS = "".join(f"{name}: L 600 c0 -> 512 async\n{name}: A 512\n" for nam
 
 LOOK_ALIKES = [
     _alike(
-        "stuck-promotion", "another request has the only slot", f"{_RUNS}{_RECEIVED}wait 900\nb: end\nA 0\nS 512+88"
+        "never-scheduled", "another request has the only slot", f"{_RUNS}{_RECEIVED}wait 900\nb: end\nA 0\nS 512+88"
     ),
-    _alike("stuck-promotion", "all slots are taken", f"{_RUNS}{_RECEIVED}wait 900 full\nA 0\nS 512+88"),
+    _alike("never-scheduled", "all slots are taken", f"{_RUNS}{_RECEIVED}wait 900 full\nA 0\nS 512+88"),
     _alike(
-        "stuck-promotion",
+        "never-scheduled",
         "the blocks are still loaded into",
         f"b: L 600 c0 -> 512 async\nb: A 512\n{_RECEIVED}wait 110\nb: R\nA 0",
     ),
     _alike(
-        "stuck-promotion",
+        "never-scheduled",
         "blocks are kept for another engine",
         f"{_RUNS}b: end delayed lease 3600\n{_RECEIVED}wait 900\nb: sent\nA 0\nS 512+88",
     ),
-    _alike("stuck-promotion", "the scheduler is paused", f"{_RECEIVED}wait 900 paused\nA 0\nS 512+88"),
+    _alike("never-scheduled", "the scheduler is paused", f"{_RECEIVED}wait 900 paused\nA 0\nS 512+88"),
     _alike(
         "endless-deferral",
         "asked again after minutes",
@@ -64,12 +64,14 @@ LOOK_ALIKES = [
         connector="MooncakeConnector",
     ),
     _alike(
-        "never-admitted",
+        "never-scheduled",
         "a low priority",
         f"{_RUNS}L 600 c0 -> 0\nwait 660\nL 600 c0 -> 0\nwait 660\nL 600 c0 -> 0\nA 0\nb: end",
     ),
-    _alike("never-admitted", "paused", "L 600 c0 -> 0\nwait 900 paused\nL 600 c0 -> 0\nA 0\nS 0+600"),
-    _alike("never-admitted", "no blocks for so long a prompt", f"{_RUNS}L 9000 c0 -> 0\nwait 2000 full\nA 0\nS 0+9000"),
+    _alike("never-scheduled", "paused", "L 600 c0 -> 0\nwait 900 paused\nL 600 c0 -> 0\nA 0\nS 0+600"),
+    _alike(
+        "never-scheduled", "no blocks for so long a prompt", f"{_RUNS}L 9000 c0 -> 0\nwait 2000 full\nA 0\nS 0+9000"
+    ),
     _alike("stuck-load", "one load after the other", f"{_THREE_LOADS}wait 100\nb: R\nwait 100\nc: R\nwait 100\nd: R"),
     _alike("stuck-load", "a large load", "L 200000 c0 -> 199999 async\nA 199999\nwait 300\nR"),
     _alike(
@@ -105,35 +107,35 @@ LOOK_ALIKES = [
         of="N5", rule="poll-starvation", what="a long step", text=f"end delayed\n{_RUNS}wait 90 idle\nb: end\nsent"
     ),
     _alike(
-        "callers-gave-up",
+        "stalled-connector",
         "loads that are given up arrive",
         f"{_gave_up('b')}{_gave_up('c')}b: R\n{_gave_up('d')}{_gave_up('e')}c: R\nwait 60",
     ),
     _alike(
-        "callers-gave-up",
+        "stalled-connector",
         "one is answered",
         f"{_gave_up('b')}{_gave_up('c')}{_ANSWERED}{_gave_up('e')}{_gave_up('f')}wait 20\nb: R\nc: R",
     ),
-    _alike("callers-gave-up", "two that left", f"{_gave_up('b')}{_gave_up('c')}wait 400"),
+    _alike("stalled-connector", "two that left", f"{_gave_up('b')}{_gave_up('c')}wait 400"),
     _alike(
-        "callers-gave-up",
+        "stalled-connector",
         "a busy engine did not ask again",
         _RUNS + "".join(f"{n}: L 600 c0 -> later\nwait 60\n{n}: end aborted\n" for n in "cdefgh"),
     ),
     _alike(
-        "callers-gave-up",
+        "stalled-connector",
         "callers who leave at once",
         "".join(f"{n}: L 600 c0 -> 599 async\n{n}: A 599\nwait 3\n{n}: end aborted\n" for n in "bcdefgh")
         + "".join(f"{n}: R\n" for n in "bcdefgh"),
     ),
     _alike(
-        "callers-gave-up",
+        "stalled-connector",
         "a prefill with a queue",
         "".join(_gave_up(n) for n in "bcdefgh") + "".join(f"{n}: R\n" for n in "bcdefgh"),
         connector="MooncakeConnector",
     ),
     _alike(
-        "callers-gave-up",
+        "stalled-connector",
         "they ran when their callers left",
         "".join(f"{n}: L 600 c0 -> 0\n{n}: A 0\n{n}: S 0+600\nwait 50\n{n}: end aborted\n" for n in "bcdefgh"),
     ),

@@ -53,6 +53,7 @@ INCIDENTS = [
         """,
         rule="plan-blocks",
         numbers={
+            "where": "table",
             "start": 512,
             "count": 256,
             "planned": [36, 37, 38, 39],
@@ -128,7 +129,7 @@ INCIDENTS = [
             plan load 0+160 [1-4]  # five remote blocks, with that for the drafts
         """,
         rule="load-range",
-        numbers={"computed": 0, "allocated": 128, "end": 160, "at_most": 128},
+        numbers={"where": "beyond the allocation", "computed": 0, "allocated": 128, "end": 160, "at_most": 128},
         says="plans to load up to token 160",
     ),
     Incident(
@@ -172,7 +173,14 @@ INCIDENTS = [
             b: plan load 256+768 keys b,c,d  # and what the drafts might need before it
         """,
         rule="load-range",
-        numbers={"computed": 0, "allocated": 1024, "end": 1024, "at_most": 1024, "unclaimed": ["b"]},
+        numbers={
+            "where": "beyond the allocation",
+            "computed": 0,
+            "allocated": 1024,
+            "end": 1024,
+            "at_most": 1024,
+            "unclaimed": ["b"],
+        },
         says="plans to load the chunk with key b. It was not among those that the lookup",
     ),
     Incident(

@@ -14,8 +14,8 @@ INCIDENTS = [
             load 0/130  # the tokens came, the count is wrong: either way the account is
             end
         """,
-        rule="short-load",
-        numbers={"expected": 130, "loaded": 0, "rank": 0},
+        rule="incomplete-load",
+        numbers={"where": "short", "expected": 130, "loaded": 0, "rank": 0},
         says="meant to bring 130 tokens and brought 0",
     ),
     Incident(
@@ -29,8 +29,8 @@ INCIDENTS = [
             load 0/253 rank 7
             S 263+1
         """,
-        rule="short-load",
-        numbers={"expected": 253, "loaded": 0, "rank": 7},
+        rule="incomplete-load",
+        numbers={"where": "short", "expected": 253, "loaded": 0, "rank": 7},
         says="meant to bring 253 tokens and brought 0",
     ),
     Incident(
@@ -45,8 +45,8 @@ INCIDENTS = [
             load 256/512 rank 1
             S 600+1
         """,
-        rule="short-load",
-        numbers={"expected": 512, "loaded": 256, "rank": 1},
+        rule="incomplete-load",
+        numbers={"where": "short", "expected": 512, "loaded": 256, "rank": 1},
         says="no load error had been reported",
     ),
     Incident(
@@ -60,8 +60,8 @@ INCIDENTS = [
             load 0/16
             S 6000+1
         """,
-        rule="short-load",
-        numbers={"expected": 16, "loaded": 0, "rank": 0},
+        rule="incomplete-load",
+        numbers={"where": "short", "expected": 16, "loaded": 0, "rank": 0},
         says="meant to bring 16 tokens and brought 0",
     ),
     Incident(
@@ -75,8 +75,8 @@ INCIDENTS = [
             load 128/256
             S 600+1
         """,
-        rule="short-load",
-        numbers={"expected": 256, "loaded": 128, "rank": 0},
+        rule="incomplete-load",
+        numbers={"where": "short", "expected": 256, "loaded": 128, "rank": 0},
         says="meant to bring 256 tokens and brought 128",
     ),
     Incident(
@@ -90,8 +90,8 @@ INCIDENTS = [
             load 0/9 rank 3
             end
         """,
-        rule="short-load",
-        numbers={"expected": 9, "loaded": 0, "rank": 3},
+        rule="incomplete-load",
+        numbers={"where": "short", "expected": 9, "loaded": 0, "rank": 3},
         says="meant to bring 9 tokens and brought 0",
     ),
     Incident(
@@ -108,8 +108,8 @@ INCIDENTS = [
             evict went
             b: A 257024 !AssertionError: Expected 257024 hit tokens, got 252416
         """,
-        rule="evicted-hit",
-        numbers={"key": "went", "missing": 1, "count": 257024},
+        rule="evicted-in-use",
+        numbers={"where": "found", "key": "went", "missing": 1, "count": 257024},
         says="blocks were allocated to load 257024 tokens of them, and the store does not hold 1 of the chunks any more",
     ),
     Incident(
@@ -139,8 +139,8 @@ INCIDENTS = [
             load 0/256
             S 300+1
         """,
-        rule="short-load",
-        numbers={"expected": 256, "loaded": 0, "rank": 0},
+        rule="incomplete-load",
+        numbers={"where": "short", "expected": 256, "loaded": 0, "rank": 0},
         says="the request went on, and no load error had been reported",
     ),
     Incident(
@@ -155,8 +155,8 @@ INCIDENTS = [
             error [9-16]
             S 512+512 []
         """,
-        rule="failed-load-resume",
-        numbers={"block": 9, "first_invalid": 256, "begins": 512},
+        rule="failed-load-used",
+        numbers={"where": "run on", "block": 9, "first_invalid": 256, "begins": 512},
         says="the request runs from token 512, and no step has computed the block since",
     ),
     Incident(
@@ -174,8 +174,8 @@ INCIDENTS = [
             S 0+32 []
             b: S 300+1 []
         """,
-        rule="failed-load-resume",
-        numbers={"block": 2, "first_invalid": 32, "begins": 300},
+        rule="failed-load-used",
+        numbers={"where": "run on", "block": 2, "first_invalid": 32, "begins": 300},
         says="the load of block 2 was reported as failed",
     ),
 ]

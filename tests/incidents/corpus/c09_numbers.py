@@ -182,8 +182,8 @@ INCIDENTS = [
             rank 3 h1024
             L 1200 c0 h1024 -> 1024
         """,
-        rule="rank-disagreement",
-        numbers={"claimed": 1024, "by_rank": {"0": 1024, "1": 1024, "2": 512, "3": 1024}, "rank": 2},
+        rule="partial-hit",
+        numbers={"where": "ranks", "claimed": 1024, "by_rank": {"0": 1024, "1": 1024, "2": 512, "3": 1024}, "rank": 2},
         says="claimed 1024 tokens, but rank 0 held 1024, rank 1 held 1024, rank 2 held 512",
     ),
     Incident(
@@ -195,8 +195,8 @@ INCIDENTS = [
             rank 1 h0
             L 600 c0 -> 512
         """,
-        rule="rank-disagreement",
-        numbers={"claimed": 512, "by_rank": {"0": 512, "1": 0}, "rank": 1},
+        rule="partial-hit",
+        numbers={"where": "ranks", "claimed": 512, "by_rank": {"0": 512, "1": 0}, "rank": 1},
         says="claimed 512 tokens, but rank 0 held 512, rank 1 held 0",
     ),
     Incident(

@@ -13,8 +13,8 @@ INCIDENTS = [
             R
         """,
         later_s=130,
-        rule="stuck-promotion",
-        numbers={"waited_s": 130.0, "counted_s": 130.0},
+        rule="never-scheduled",
+        numbers={"where": "after its load", "waited_s": 130.0, "counted_s": 130.0},
         says="130.0 seconds later it has not run a step, and holds its blocks",
     ),
     Incident(
@@ -55,8 +55,8 @@ INCIDENTS = [
             L 1000 c0 -> later
         """,
         later_s=130,
-        rule="stuck-promotion",
-        numbers={"waited_s": 130.0, "counted_s": 130.0},
+        rule="never-scheduled",
+        numbers={"where": "after its load", "waited_s": 130.0, "counted_s": 130.0},
         also=("endless-deferral",),
         says="it has not run a step",
     ),
@@ -85,8 +85,8 @@ INCIDENTS = [
             b: R
         """,
         later_s=300,
-        rule="stuck-promotion",
-        numbers={"waited_s": 300.0, "counted_s": 300.0},
+        rule="never-scheduled",
+        numbers={"where": "after its load", "waited_s": 300.0, "counted_s": 300.0},
         says="300.0 seconds later it has not run a step",
     ),
     Incident(
@@ -107,8 +107,8 @@ INCIDENTS = [
             wait 45
             c: end aborted
         """,
-        rule="callers-gave-up",
-        numbers={"waited_s": 135.0, "counted_s": 130.0, "requests": 3},
+        rule="stalled-connector",
+        numbers={"where": "aborted requests", "waited_s": 135.0, "counted_s": 130.0, "requests": 3},
         says="and so did those of the following ones",
     ),
     Incident(

@@ -40,10 +40,10 @@ INCIDENTS = [
             R failed
             b: S 41100+1 []
         """,
-        rule="failed-load-resume",
-        numbers={"block": 88, "first_invalid": 22272, "begins": 41100},
+        rule="failed-load-used",
+        numbers={"where": "run on", "block": 88, "first_invalid": 22272, "begins": 41100},
         says="it holds this request's tokens from 22272 on",
-        also=("unloaded-hit",),
+        also=("read-before-loaded",),
     ),
     Incident(
         id="sglang-32564",
@@ -99,8 +99,8 @@ INCIDENTS = [
             wait 21
             read
         """,
-        rule="late-read",
-        numbers={"late_s": 21.001, "expired": True},
+        rule="stale-handoff",
+        numbers={"where": "given", "late_s": 21.001, "expired": True},
         says="their lease had expired",
     ),
     Incident(
@@ -240,8 +240,8 @@ INCIDENTS = [
             @other A 0 []
             @other plan load 0+599
         """,
-        rule="unselected-load",
-        numbers={"allocated": 0, "count": 599},
+        rule="load-range",
+        numbers={"where": "nothing allocated", "allocated": 0, "count": 599},
         says="plans to load 599 tokens nevertheless",
     ),
     Incident(
@@ -258,9 +258,9 @@ INCIDENTS = [
             S 599+1
             R
         """,
-        rule="unselected-load",
+        rule="load-range",
         also=("stray-completion",),
-        numbers={"allocated": 0, "count": 512},
+        numbers={"where": "nothing allocated", "allocated": 0, "count": 512},
         says="allocated 0 external tokens for this connector",
     ),
     Incident(

@@ -19,8 +19,8 @@ INCIDENTS = [
             S 8192+1
             end
         """,
-        rule="store-short",
-        numbers={"prompt": 8192, "computed": 8192, "held": 4352, "wanted": 8192},
+        rule="store-gap",
+        numbers={"where": "at the end", "prompt": 8192, "computed": 8192, "held": 4352, "wanted": 8192},
         says="8192 could be stored. When the request ended at R1, 4352 were",
     ),
     Incident(
@@ -37,7 +37,7 @@ INCIDENTS = [
             plan store 512+256
         """,
         rule="store-gap",
-        numbers={"hole_from": 256, "hole_to": 512, "matched": 0},
+        numbers={"where": "between stores", "hole_from": 256, "hole_to": 512, "matched": 0},
         says="tokens 256 to 512 are missing",
     ),
     Incident(
@@ -70,8 +70,8 @@ INCIDENTS = [
             S 185101+1
             end
         """,
-        rule="store-short",
-        numbers={"prompt": 185101, "computed": 185101, "held": 95536, "wanted": 185101},
+        rule="store-gap",
+        numbers={"where": "at the end", "prompt": 185101, "computed": 185101, "held": 95536, "wanted": 185101},
         says="95536 were",
     ),
     Incident(

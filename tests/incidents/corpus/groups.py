@@ -33,8 +33,8 @@ INCIDENTS = [
             error [53]
             S 600+1
         """,
-        rule="failed-load-resume",
-        numbers={"block": 53, "first_invalid": 480, "begins": 600},
+        rule="failed-load-used",
+        numbers={"where": "run on", "block": 53, "first_invalid": 480, "begins": 600},
         says="it holds this request's tokens from 480 on",
     ),
     Incident(
@@ -49,7 +49,7 @@ INCIDENTS = [
             plan load 0+512 [1-16 | 51-54] at 0,384
         """,
         rule="plan-blocks",
-        numbers={
+        numbers={"where": "table",
             "start": 384, "count": 512, "planned": [51, 52, 53, 54], "expected": [50, 51, 52, 53], "foreign": [],
             "table_length": 19, "group": 1, "of_group": 1,
         },
@@ -71,8 +71,8 @@ INCIDENTS = [
             b: S 32+1 [21 | 53]
             plan store 0+256 [1-8 | 53-58] at 0,64 #1
         """,
-        rule="stale-block",
-        numbers={"block": 53, "group": 1, "other": "b-cmpl-1-0-0123abcd", "stale": 1},
+        rule="plan-blocks",
+        numbers={"where": "reassigned", "block": 53, "group": 1, "other": "b-cmpl-1-0-0123abcd", "stale": 1},
         says="was given to request",
     ),
     Incident(
@@ -171,13 +171,13 @@ _FAILED = f"L 600 c0 h512 -> 512\nA 512 [1-19 | {_nulls(12)}50-56]\nS 512+88 [1-
 LOOK_ALIKES = [
     _alike(
         "C16",
-        "stale-block",
+        "plan-blocks",
         "what the window has left behind was given to no request",
         "L 300 c0 h0 -> 0\nA 0 [1-10 | 51-60]\nS 0+300 [1-10 | 51-60]\nplan store 0+256 [1-8 | 51-58] at 0,0 #1\ndone #1",
     ),
     _alike(
         "C16",
-        "stale-block",
+        "plan-blocks",
         "blocks that another request had before are hits of the prefix cache",
         "L 300 c0 h0 -> 0\nA 0 [1-10 | 51-60]\nS 0+300 [1-10 | 51-60]\nend\n"
         "b: L 300 c256 h0 -> 0\nb: A 0 [1-8 11 12 | 0 0 0 0 55-58 71 72]\nb: S 256+44 [1-8 11 12 | 0 0 0 0 55-58 71 72]\n"
@@ -185,7 +185,7 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C16",
-        "stale-block",
+        "plan-blocks",
         "a state is handed over in a copy, in a block that another request had before",
         "L 60 c0 -> 0\nA 0 [1 2 | 21 22]\nS 0+48 [1 2 | 21 22]\nb: L 60 c0 -> 0\nb: A 0 [11 12 | 0 34]\n"
         "b: S 0+60 [11 12 | 0 34]\nb: end\nS 48+12\nplan store 32 [2 | 34] at 32,32",
@@ -205,40 +205,40 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C16",
-        "unloaded-hit",
+        "read-before-loaded",
         "the prefix cache's part of full attention is shared, and the window's null blocks",
         f"L 600 c256 h512 -> 256 async\nA 256 [1-16 | {_nulls(12)}50-53]\n"
         f"b: L 300 c256 h0 -> 0\nb: A 0 [1-8 20 21 | {_nulls(4)}60-65]\nR",
     ),
     _alike(
         "C16",
-        "store-under-load",
+        "read-before-loaded",
         "another request's blocks are stored, in both groups",
         f"{_LOADING}b: L 64 c0 h0 -> 0\nb: A 0 [21 22 | 61 62]\nb: S 0+64 [21 22 | 61 62]\n"
         "b: plan store 0+64 [21 22 | 61 62] at 0,0 #1\nb: done #1\nR",
     ),
     _alike(
         "C8",
-        "store-failed-load",
+        "failed-load-used",
         "all is computed again before it is stored, of both groups",
         f"{_LOADING}error [13 50]\nR failed\n{_AGAIN}plan store 0+512 [1-16 | 50-65] at 0,0",
     ),
     _alike(
         "C8",
-        "failed-load-resume",
+        "failed-load-used",
         "all is computed again, in the same blocks",
         f"{_LOADING}error [13 50]\nR failed\n{_AGAIN}S 600+1",
     ),
     _alike(
         "C8",
-        "failed-load-resume",
+        "failed-load-used",
         "the block lies before the window of the step",
         f"{_FAILED}error [50]\nS 600+1",
         "full 32, window 32 64",
     ),
     _alike(
         "C8",
-        "failed-load-resume",
+        "failed-load-used",
         "the request that shares the block computes it again",
         "L 96 c64 h96 -> 31\nA 31 [1-3 | 51-53]\nS 95+1 [1-3 | 51-53]\nb: L 96 c95 h0 -> 0\nb: A 0 [1-3 | 51-53]\n"
         "error [53]\nS 64+32\nb: S 95+1 [1-3 | 51-53]",

@@ -63,34 +63,34 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C16",
-        "stale-block",
+        "plan-blocks",
         "the last store is planned after the end, and its blocks are given away afterwards",
         "step 0\nL 96 c0 h0 -> 0\nA 0 [1-3]\nS 0+96 [1-3]\nstep 1\nend\nb: L 64 c0 h0 -> 0\nb: A 0 [7 8]\n"
         "b: S 0+64 [7 8]\nplan store 64+32 [3]\nstep 2\nb: S 64+64 [2 3]",
     ),
     _alike(
         "C16",
-        "stale-block",
+        "plan-blocks",
         "the last store is planned after the end, and copied before the step that its block is given to",
         "step 0\nL 96 c0 h0 -> 0\nA 0 [1-3]\nS 0+96 [1-3]\nstep 1\nend\nb: L 128 c0 h0 -> 0\nb: A 0 [3-6]\n"
         "b: S 0+128 [3-6]\nplan store 64+32 [3]",
     ),
     _alike(
         "C16",
-        "stale-block",
+        "plan-blocks",
         "the request has been resumed in other blocks, and has its old ones back",
         "step 0\nL 96 c0 h0 -> 0\nA 0 [1-3]\nS 0+96 [1-3]\nstep 1\nP\nb: L 64 c0 h0 -> 0\nb: A 0 [2 3]\nb: S 0+64 [2 3]\n"
         "step 2\nb: end\nL 97 c0 h0 -> 0\nA 0 [1-4]\nS 0+97 [1-4]\nplan store 0+96 [1-3]",
     ),
     _alike(
         "C16",
-        "stale-block",
+        "plan-blocks",
         "the blocks of the ended request are another one's by its prefix",
         "step 0\nL 96 c0 h0 -> 0\nA 0 [1-3]\nS 0+96 [1-3]\nstep 1\nend\nb: L 128 c96 h0 -> 0\nb: A 0 [1-4]\n"
         "b: S 96+32 [1-4]\nstep 2\nb: S 128+1 [5]\nplan store 0+96 [1-3]",
     ),
-    _alike("C16", "late-read", "read within the lease", "end delayed\nwait 29\nread\nwait 1\nfreed"),
-    _alike("C16", "late-read", "read twice, then freed", "end delayed\nread\nread\nsent\nfreed"),
+    _alike("C16", "stale-handoff", "read within the lease", "end delayed\nwait 29\nread\nwait 1\nfreed"),
+    _alike("C16", "stale-handoff", "read twice, then freed", "end delayed\nread\nread\nsent\nfreed"),
     _alike(
         "C17", "stray-completion", "load and store end in one step", f"{_LOADED}R\nA 0\nS 256+44\nend delayed\nsent"
     ),
@@ -136,13 +136,13 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C19",
-        "unselected-load",
+        "load-range",
         "blocks without tokens, and it only stores",
         "@a L 600 c0 -> 512\n@b L 600 c0 -> 256\n@a A 512 [1-19]\n@b A 0 [1-19]\nS 512+88 [1-19]\n@b plan store 0+600 [1-19]",
     ),
     _alike(
         "C19",
-        "unselected-load",
+        "load-range",
         "the second, empty allocation of an asynchronous load",
         f"{_LOADED}R\nA 0\nplan load 0+256\nS 256+44",
     ),
@@ -205,29 +205,29 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C21",
-        "store-short",
+        "store-gap",
         "the last chunk is not full",
         f"{_ONE}store 0+512\nS 600+1\nend",
         connector="LMCacheConnectorV1",
     ),
-    _alike("C21", "store-short", "asked not to save", f"{_ONE}S 600+1\nend", connector="LMCacheConnectorV1"),
+    _alike("C21", "store-gap", "asked not to save", f"{_ONE}S 600+1\nend", connector="LMCacheConnectorV1"),
     _alike(
         "C21",
-        "store-short",
+        "store-gap",
         "output is not stored",
         f"{_ONE}store 0+512\nS 600+1\nS 900+1\nend",
         connector="LMCacheConnectorV1",
     ),
     _alike(
         "C21",
-        "store-short",
+        "store-gap",
         "aborted in the middle of its prefill",
         "L 2048 c0 h0 -> 0\nA 0\nS 0+512\nstore 0+512\nS 512+512\nend",
         connector="LMCacheConnectorV1",
     ),
     _alike(
         "C21",
-        "store-short",
+        "store-gap",
         "no room for the rest",
         f"{_ONE}plan store 0+256\nplan store 256+0\nS 600+1\nend",
         connector="OffloadConnector",

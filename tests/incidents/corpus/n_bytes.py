@@ -13,9 +13,11 @@ def _wrong(
     look: str = "loaded",
     holds: list[str] | None = None,
     unlisted: int = 0,
+    where: str = "differs",
 ) -> dict[str, Any]:
     """The numbers of a finding about these blocks, with no other request as their cause."""
     return {
+        "where": where,
         "look": look,
         "looked": looked,
         "wrong": len(blocks),
@@ -76,8 +78,8 @@ INCIDENTS = [
             S 95+1
             check loaded 5 wrong early 5@64 holds zeros
         """,
-        rule="byte-early",
-        numbers=_wrong(looked=5, blocks=[5], tokens=[64], holds=["zeros"]),
+        rule="byte-drift",
+        numbers=_wrong(looked=5, blocks=[5], tokens=[64], holds=["zeros"], where="early"),
         says="Block 5, this request's tokens 64 to 80, held zeros.",
     ),
     Incident(
@@ -91,8 +93,8 @@ INCIDENTS = [
             S 80+16
             check loaded 5 wrong early 1@0
         """,
-        rule="byte-early",
-        numbers=_wrong(looked=5, blocks=[1], tokens=[0]),
+        rule="byte-drift",
+        numbers=_wrong(looked=5, blocks=[1], tokens=[0], where="early"),
         says="at the next step they did. So their load went on after it counted as ended.",
     ),
     Incident(
@@ -121,6 +123,7 @@ INCIDENTS = [
         """,
         rule="byte-drift",
         numbers={
+            "where": "differs",
             "look": "loaded",
             "looked": 4,
             "wrong": 4,
@@ -187,6 +190,7 @@ INCIDENTS = [
         """,
         rule="byte-drift",
         numbers={
+            "where": "differs",
             "look": "loaded",
             "looked": 2,
             "wrong": 2,
@@ -215,8 +219,8 @@ INCIDENTS = [
             S 0+600
             check held 2 wrong rot 12@256 holds gone@256
         """,
-        rule="byte-rot",
-        numbers=_wrong(look="held", looked=2, blocks=[12], tokens=[256], holds=["gone@256"]),
+        rule="byte-drift",
+        numbers=_wrong(look="held", looked=2, blocks=[12], tokens=[256], holds=["gone@256"], where="changed"),
         says="Block 12, this request's tokens 256 to 272, holds the KV of request gone's tokens 256 to 272.",
     ),
 ]
@@ -299,12 +303,12 @@ LOOK_ALIKES = [
             "taken over, and another version than others are known to have computed",
             "<other> check computed 2 tells aa:1@0 ab:2@32 as plain\nb: check admitted 1 unknown 1 tells aa:7@0 as plain",
         ),
-        ("N10", "byte-rot", "held and as it was", "check held 4711"),
-        ("N10", "byte-rot", "taken over, and unknown", "b: check loaded 3 unknown 3\ncheck admitted 3 unknown 3"),
-        ("N3", "byte-early", "right when it was read", "L 749 c0 h256 -> 256\nA 256\nS 256+80\ncheck loaded 8"),
+        ("N10", "byte-drift", "held and as it was", "check held 4711"),
+        ("N10", "byte-drift", "taken over, and unknown", "b: check loaded 3 unknown 3\ncheck admitted 3 unknown 3"),
+        ("N3", "byte-drift", "right when it was read", "L 749 c0 h256 -> 256\nA 256\nS 256+80\ncheck loaded 8"),
         (
             "N3",
-            "byte-early",
+            "byte-drift",
             "a load that failed and was reported",
             "L 300 c0 h256 -> 256\nA 256 [1-10]\nS 256+44 [1-10]\nerror [1-8]\ncheck loaded 8 unknown 8",
         ),

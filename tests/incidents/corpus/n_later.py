@@ -74,8 +74,8 @@ INCIDENTS = [
             L 8000 c0 -> 0
         """,
         later_s=400,
-        rule="never-admitted",
-        numbers={"computed": 0, "total": 8000, "waited_s": 700.0, "counted_s": 700.0},
+        rule="never-scheduled",
+        numbers={"where": "after its lookup", "computed": 0, "total": 8000, "waited_s": 700.0, "counted_s": 700.0},
         says="it has been given no blocks",
     ),
     Incident(
@@ -114,8 +114,8 @@ INCIDENTS = [
             group 1 h48 at 32,48  # Mamba
             L 100 c0 h48 -> 48
         """,
-        rule="joint-boundary",
-        numbers={"claimed": 48, "group": 0, "by_group": {"0": [32, 64], "1": [32, 48]}, "joint": 32},
+        rule="partial-hit",
+        numbers={"where": "groups", "claimed": 48, "group": 0, "by_group": {"0": [32, 64], "1": [32, 48]}, "joint": 32},
         says="Group 0 holds no object that ends at 48; the longest prefix that all of them hold has 32 tokens",
     ),
     Incident(
@@ -218,8 +218,8 @@ INCIDENTS = [
             error [9-16]
             plan store 256+256 [9-16]
         """,
-        rule="store-failed-load",
-        numbers={"block": 9, "failed": 8, "count": 256},
+        rule="failed-load-used",
+        numbers={"where": "stored", "block": 9, "failed": 8, "count": 256},
         says="the connector stores 256 tokens from 8 such blocks, and no step has computed them since",
     ),
     Incident(
@@ -239,8 +239,8 @@ INCIDENTS = [
             S 64+836
             b: L 900 c0 h768 -> 768 keys a,b,c
         """,
-        rule="failed-load-hit",
-        numbers={"key": "b", "other": "cmpl-1-0-0123abcd", "wrong": 2, "found": 3},
+        rule="failed-load-used",
+        numbers={"where": "found", "key": "b", "other": "cmpl-1-0-0123abcd", "wrong": 2, "found": 3},
         says="the connector names 3 chunks for this request, and 2 of them were stored so",
     ),
     Incident(
@@ -254,8 +254,8 @@ INCIDENTS = [
             @offload A 0 [1-16]
             @offload plan store 0+512 [1-16] #1
         """,
-        rule="store-under-load",
-        numbers={"block": 1, "open": 16, "count": 512},
+        rule="read-before-loaded",
+        numbers={"where": "stored", "block": 1, "open": 16, "count": 512},
         says="what it stores is not there yet",
     ),
     Incident(
@@ -273,8 +273,8 @@ INCIDENTS = [
             P
             L 602 c0 -> 600 async
         """,
-        rule="second-load",
-        numbers={"received": 600, "computed": 0, "returned": 600, "preempted": True},
+        rule="duplicate-load",
+        numbers={"where": "offered again", "received": 600, "computed": 0, "returned": 600, "preempted": True},
         says="the engine that handed them on has given them up",
     ),
     Incident(
@@ -291,8 +291,8 @@ INCIDENTS = [
             @nixl L 600 c0 -> 0
             @lmcache L 600 c0 h512 -> 512
         """,
-        rule="second-load",
-        numbers={"received": 599, "computed": 0, "returned": 512, "preempted": False},
+        rule="duplicate-load",
+        numbers={"where": "offered again", "received": 599, "computed": 0, "returned": 512, "preempted": False},
         says="At L1 the request has not run, and the connector offers 512 tokens",
     ),
     Incident(

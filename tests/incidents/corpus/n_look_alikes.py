@@ -32,15 +32,15 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C7",
-        "evicted-hit",
+        "evicted-in-use",
         "evicted when the load had ended",
         "plan store 0+512 keys a,b\nb: L 600 c0 h512 -> 512 async keys a,b\nb: A 512\n"
         "b: plan load 0+512 keys a,b #1\nb: done #1\nevict a\nb: R",
     ),
     _alike(
         "C7",
-        "evicted-hit",
-        "another chunk is evicted",
+        "evicted-in-use",
+        "another chunk is evicted during a load",
         "plan store 0+512 keys a,b\nplan store 512+256 keys c\nb: L 600 c0 h512 -> 512 async keys a,b\nb: A 512\n"
         "b: plan load 0+512 keys a,b #1\nevict c\nb: done #1\nb: R",
     ),
@@ -64,12 +64,16 @@ LOOK_ALIKES = [
     _alike("C1", "under-report", "less is left to load", "L 600 c0 h512 -> 512\nA 512\nP\nL 600 c256 h512 -> 0"),
     _alike("C1", "under-report", "evicted since", "L 600 c0 h512 -> 512\nA 512\nP\nL 600 c0 h256 -> 256"),
     _alike(
-        "C12", "never-admitted", "a busy engine", "L 600 c0 -> 0\nwait 500\nL 600 c0 -> 0\nA 0\nS 0+600", later_s=900
+        "C12",
+        "never-scheduled",
+        "a busy engine, before its admission",
+        "L 600 c0 -> 0\nwait 500\nL 600 c0 -> 0\nA 0\nS 0+600",
+        later_s=900,
     ),
-    _alike("C12", "never-admitted", "aborted while it waits", "L 600 c0 -> 0\nwait 100\nend aborted", later_s=900),
+    _alike("C12", "never-scheduled", "aborted while it waits", "L 600 c0 -> 0\nwait 100\nend aborted", later_s=900),
     _alike(
         "C12",
-        "never-admitted",
+        "never-scheduled",
         "preempted, and admitted again",
         "L 600 c0 -> 0\nA 0\nS 0+600\nwait 700\nP\nL 600 c0 -> 0",
     ),
@@ -90,14 +94,12 @@ LOOK_ALIKES = [
     ),
     _alike(
         "N2",
-        "joint-boundary",
+        "partial-hit",
         "the largest common length",
         "group 0 h64 at 32,64\ngroup 1 h48 at 32,48\nL 100 c0 h32 -> 32",
     ),
-    _alike(
-        "N2", "joint-boundary", "a full hit, cut by one", "group 0 h64 at 32,64\ngroup 1 h64 at 64\nL 64 c0 h64 -> 63"
-    ),
-    _alike("N2", "joint-boundary", "nothing in common", "group 0 h64 at 64\ngroup 1 h48 at 48\nL 100 c0 h0 -> 0"),
+    _alike("N2", "partial-hit", "a full hit, cut by one", "group 0 h64 at 32,64\ngroup 1 h64 at 64\nL 64 c0 h64 -> 63"),
+    _alike("N2", "partial-hit", "nothing in common", "group 0 h64 at 64\ngroup 1 h48 at 48\nL 100 c0 h0 -> 0"),
     _alike(
         "N5", "poll-starvation", "an idle engine that holds nothing", "L 600 c0 -> 0\nA 0\nS 0+600\nend\nwait 600 idle"
     ),
@@ -165,70 +167,70 @@ LOOK_ALIKES = [
     _alike("N7", "refused-handoff", "a connector that hands nothing on", f"{_HANDED}end handoff computed 600"),
     _alike(
         "C6",
-        "second-load",
+        "duplicate-load",
         "the load failed, and vLLM asks again",
         "L 600 c0 -> 599 async\nA 599\nR failed\nL 600 c0 -> 599 async\nA 599\nR\nA 0\nS 599+1",
     ),
     _alike(
         "C6",
-        "second-load",
+        "duplicate-load",
         "its first block could not be loaded",
         "L 600 c0 h512 -> 512 async\nA 512 [1-19]\nerror [1]\nR\nL 600 c0 h512 -> 512 async\nA 512 [1-19]",
     ),
     _alike(
         "C6",
-        "second-load",
+        "duplicate-load",
         "a store answers after a preemption, too",
         "L 600 c0 -> 512 async\nA 512\nR\nA 0\nS 512+88\nP\nL 601 c0 -> 512 async\nA 512\nR\nA 0\nS 512+89",
         connector="MooncakeStoreConnector",
     ),
     _alike(
         "C12",
-        "second-load",
+        "duplicate-load",
         "the hand-off failed, and is tried again after a preemption",
         "L 600 c0 -> 599 async\nA 599\nR failed\nL 600 c0 -> 0\nA 0\nS 0+600\nP\nL 601 c0 -> 599 async\nA 599",
         connector="NixlConnector",
     ),
     _alike(
         "C12",
-        "second-load",
+        "duplicate-load",
         "more than was received",
         "L 900 c0 -> 512 async\nA 512\nR\nL 900 c512 -> 256 async\nA 256\nR\nA 0\nS 768+132",
     ),
-    _alike("C8", "store-failed-load", "computed again first", f"{_FAILED}S 256+344\nplan store 256+256 [9-16]"),
-    _alike("C8", "store-failed-load", "the blocks before the failed ones", f"{_FAILED}plan store 0+256 [1-8]"),
-    _alike("C8", "failed-load-hit", "stored again when it was computed again", f"{_RAN_ON}S 64+836\n{_AGAIN}{_FOUND}"),
+    _alike("C8", "failed-load-used", "computed again first", f"{_FAILED}S 256+344\nplan store 256+256 [9-16]"),
+    _alike("C8", "failed-load-used", "the blocks before the failed ones", f"{_FAILED}plan store 0+256 [1-8]"),
+    _alike("C8", "failed-load-used", "stored again when it was computed again", f"{_RAN_ON}S 64+836\n{_AGAIN}{_FOUND}"),
     _alike(
         "C8",
-        "failed-load-hit",
+        "failed-load-used",
         "forgotten, and stored by another request",
         f"{_RAN_ON}evict b\nevict c\nb: {_AGAIN}{_FOUND}",
     ),
     _alike(
         "C8",
-        "failed-load-hit",
+        "failed-load-used",
         "the store was emptied",
         f"{_RAN_ON}reset\nz: plan store 0+256 keys a\n{_AGAIN}{_FOUND}",
     ),
-    _alike("C8", "failed-load-hit", "the chunk before the failed block", f"{_RAN_ON}b: L 900 c0 h256 -> 256 keys a"),
+    _alike("C8", "failed-load-used", "the chunk before the failed block", f"{_RAN_ON}b: L 900 c0 h256 -> 256 keys a"),
     _alike(
         "C8",
-        "failed-load-hit",
+        "failed-load-used",
         "stored before a preemption, and the load after it fails",
         "L 900 c0 -> 0\nA 0 [1-29]\nS 0+900 [1-29]\nplan store 0+768 [1-24] keys a,b,c\nP\nL 900 c0 h768 -> 768 keys a,b,c\n"
         f"A 768 [1-29]\nS 768+132 [1-29]\nplan load 0+768 [1-24] keys a,b,c\nerror [3-8]\n{_FOUND}",
     ),
     _alike(
         "C8",
-        "failed-load-hit",
+        "failed-load-used",
         "the load had ended before a request ran on its blocks",
         "z: plan store 0+256 keys a\nL 900 c0 h256 -> 256 async keys a\nA 256 [1-8]\nR failed\nerror [3-8]\n"
         f"L 900 c64 h256 -> 0\nA 0 [1-29]\nS 64+836 [1-29]\nplan store 256+512 [9-24] keys b,c\n{_FOUND}",
     ),
-    _alike("C16", "store-under-load", "after the load", f"{_BOTH}@nixl R\n@own plan store 0+512 [1-16] #1"),
+    _alike("C16", "read-before-loaded", "after the load", f"{_BOTH}@nixl R\n@own plan store 0+512 [1-16] #1"),
     _alike(
         "C16",
-        "store-under-load",
+        "read-before-loaded",
         "another request's blocks",
         f"{_BOTH}b: L 64 c0 -> 0\nb: A 0 [17 18]\nb: S 0+64 [17 18]\nb: @own plan store 0+64 [17 18] #1\n@nixl R",
     ),

@@ -87,8 +87,8 @@ INCIDENTS = [
             R
             xfer read done rank 1 peer p
         """,
-        rule="unread-load",
-        numbers={"allocated": 599, "reads": 1, "rank": 0},
+        rule="incomplete-load",
+        numbers={"where": "unread", "allocated": 599, "reads": 1, "rank": 0},
         says="was reported as received, and of its reads 1 had not ended",
     ),
     Incident(
@@ -106,9 +106,16 @@ INCIDENTS = [
             read
         """,
         rule="stale-handoff",
-        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "expired": True, "late_s": 0.007, "given_out": None},
+        numbers={
+            "where": "taken",
+            "giver": "engine",
+            "other": "cmpl-1-0-0123abcd",
+            "expired": True,
+            "late_s": 0.007,
+            "given_out": None,
+        },
         says="the lease had run out",
-        also=("late-read",),
+        also=("stale-handoff",),
     ),
     Incident(
         id="vllm-38900",
@@ -123,8 +130,8 @@ INCIDENTS = [
             sent
             {_decode(600, 600, name="s1: ")}
         """,
-        rule="second-handoff",
-        numbers={"key": "transfer_id:h1", "other": "s0-cmpl-1-0-0123abcd", "taker": "d"},
+        rule="duplicate-load",
+        numbers={"where": "received twice", "key": "transfer_id:h1", "other": "s0-cmpl-1-0-0123abcd", "taker": "d"},
         says="keeps the blocks for one reader",
     ),
     Incident(
@@ -141,8 +148,8 @@ INCIDENTS = [
             <d> L 2049 c1984 -> 65 async
             <d> A 65
         """,
-        rule="short-handoff",
-        numbers={"handed": 2048, "computed": 1984, "allocated": 65, "beyond": 1},
+        rule="handoff-mismatch",
+        numbers={"where": "more tokens", "handed": 2048, "computed": 1984, "allocated": 65, "beyond": 1},
         says="1 more than there are",
     ),
     Incident(
@@ -155,8 +162,9 @@ INCIDENTS = [
             # no lengths in the thread: the reference of an earlier prompt is given to another one
             {_decode(600, 700, "second", load=600)}
         """,
-        rule="crossed-handoff",
+        rule="handoff-mismatch",
         numbers={
+            "where": "another prompt",
             "giver": "engine",
             "other": "cmpl-1-0-0123abcd",
             "given_prompt": 600,
@@ -178,8 +186,15 @@ INCIDENTS = [
             <d> start 600
             <d> takes h1 600/600 of a [1-18 9019]
         """,
-        rule="altered-handoff",
-        numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "given_blocks": 19, "blocks": 19, "at": 19},
+        rule="handoff-mismatch",
+        numbers={
+            "where": "other blocks",
+            "giver": "engine",
+            "other": "cmpl-1-0-0123abcd",
+            "given_blocks": 19,
+            "blocks": 19,
+            "at": 19,
+        },
         says="they differ from number 19 on",
     ),
     Incident(
@@ -294,8 +309,8 @@ INCIDENTS = [
             wait 2
             xfer write done peer d for b
         """,
-        rule="late-read",
-        numbers={"late_s": 2.004, "expired": False, "state": "done"},
+        rule="stale-handoff",
+        numbers={"where": "given", "late_s": 2.004, "expired": False, "state": "done"},
         says="another request was given some of them. The engine's own write of them to another one ended (done)",
     ),
     Incident(
@@ -376,29 +391,31 @@ LOOK_ALIKES = [
     ),
     _alike(
         "N3",
-        "unread-load",
+        "incomplete-load",
         "all of its reads have ended",
         f"{_prefill(600, 600)}{_reading((0, 0, 1), (0, 1, 1))}<d> A 0\n<d> S 599+1",
     ),
     _alike(
         "N3",
-        "unread-load",
+        "incomplete-load",
         "a read that failed is begun again",
         f"{_TAKEN}{_reads((0, 0, 1))}<d> xfer read failed rank 0 peer engine\n{_reads((0, 0, 1))}"
         "<d> xfer read done rank 0 peer engine\n<d> R",
     ),
-    _alike("N3", "unread-load", "it failed before it read", f"{_TAKEN}<d> xfer read failed peer engine\n<d> R failed"),
-    _alike("N3", "unread-load", "its caller has ended it", f"{_TAKEN}{_reads((0, 0, 1))}<d> end aborted\n<d> R"),
+    _alike(
+        "N3", "incomplete-load", "it failed before it read", f"{_TAKEN}<d> xfer read failed peer engine\n<d> R failed"
+    ),
+    _alike("N3", "incomplete-load", "its caller has ended it", f"{_TAKEN}{_reads((0, 0, 1))}<d> end aborted\n<d> R"),
     _alike(
         "N3",
-        "unread-load",
+        "incomplete-load",
         "its blocks are reported as not loaded while another read goes on",
         f"{_TAKEN}{_reads((0, 0, 1), (0, 1, 1))}<d> xfer read failed rank 0 peer engine\n<d> error [1 2]\n<d> R",
     ),
-    _alike("N3", "unread-load", "the other engine writes", f"{_TAKEN}<d> sent registration peer engine\n<d> R"),
+    _alike("N3", "incomplete-load", "the other engine writes", f"{_TAKEN}<d> sent registration peer engine\n<d> R"),
     _alike(
         "N3",
-        "unread-load",
+        "incomplete-load",
         "nothing is needed, which is said",
         f"{_prefill(600, 600)}{_reading((0, 0, 1))}<d> b: start 600\n<d> b: L 600 c0 -> 599 async\n<d> b: A 599\n"
         "<d> b: sent done peer engine\n<d> b: R",
@@ -410,17 +427,17 @@ LOOK_ALIKES = [
         f"{_prefill(600, 600)}{_reading((0, 0, 1))}<d> xfer read failed peer engine\n{_reads((0, 0, 1))}",
     ),
     _alike(
-        "N11", "crossed-handoff", "a prefill of one token less", f"{_prefill(599, 600)}{_decode(599, 600)}read\nsent"
+        "N11", "handoff-mismatch", "a prefill of one token less", f"{_prefill(599, 600)}{_decode(599, 600)}read\nsent"
     ),
     _alike(
         "N11",
-        "crossed-handoff",
+        "handoff-mismatch",
         "the engine that decodes refused the request, and vLLM's stand-in has its blocks freed",
         f"{_prefill(600, 600)}{_declined('declines h1 600/1')}read\nsent",
     ),
     _alike(
         "N11",
-        "altered-handoff",
+        "handoff-mismatch",
         "a recorder that knows no stand-ins takes it for a reader, with the stand-in's prompt",
         f"{_prefill(600, 600)}{_declined(f'takes h1 600/1 of {STAND_IN_DIGEST}')}read\nsent",
     ),
@@ -432,19 +449,19 @@ LOOK_ALIKES = [
     ),
     _alike(
         "N11",
-        "crossed-handoff",
+        "handoff-mismatch",
         "the router drops the number of tokens",
         f"{_prefill(599, 600)}{_decode('-', 600, 'b', load=599)}read\nsent",
     ),
     _alike(
         "N11",
-        "second-handoff",
+        "duplicate-load",
         "again after a load that failed",
         f"{_prefill(600, 600)}{_decode(600, 600, name='b: ').replace('R', 'R failed')}{_decode(600, 600)}read\nsent",
     ),
     _alike(
         "N11",
-        "second-handoff",
+        "duplicate-load",
         "two hand-offs of one prompt",
         f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent\n{_decode(600, 600, name='b: ', key='h2')}",
     ),
@@ -468,23 +485,23 @@ LOOK_ALIKES = [
     ),
     _alike(
         "N11",
-        "altered-handoff",
+        "handoff-mismatch",
         "the blocks that are kept",
         f"{_prefill(600, 600, more=' [1-19]')}<d> start 600\n<d> takes h1 600/600 of a [1-19]",
     ),
     _alike(
         "N11",
-        "altered-handoff",
+        "handoff-mismatch",
         "block ids on one side only",
         f"{_prefill(600, 600, more=' [1-19]')}<d> start 600\n<d> takes h1 600/600 of a",
     ),
     _alike("N7", "dead-pair", "each eighth load goes well", _failing(8, last="R") + _failing(7, first=8)),
     _alike("N7", "dead-pair", "twenty that were under way when the network failed", _failing(20, at_once=True)),
     _alike("N7", "dead-pair", "loads from two engines fail, fewer from each", _failing(14, peers=2)),
-    _alike("N11", "short-handoff", "all but the last token", f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent"),
+    _alike("N11", "handoff-mismatch", "all but the last token", f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent"),
     _alike(
         "N11",
-        "short-handoff",
+        "handoff-mismatch",
         "the tail is computed again",
         f"{_prefill(576, 600)}{_decode(576, 600, load=576)}read\nsent",
     ),
@@ -496,19 +513,19 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C16",
-        "late-read",
+        "stale-handoff",
         "the write ends, and then its blocks are given back",
         f"{_prefill(600, 600)}xfer write posted 19 peer d for b\nwait 2\nxfer write done peer d for b\nsent\nwait 60",
     ),
     _alike(
         "C16",
-        "late-read",
+        "stale-handoff",
         "the lease ends, and then a write fails that was never posted",
         f"{_prefill(600, 600)}wait 30\nfreed expired\nsent\nxfer write failed peer d for b !no blocks were named\nwait 60",
     ),
     _alike(
         "C16",
-        "late-read",
+        "stale-handoff",
         "blocks of another rank are given back while one writes",
         f"{_prefill(600, 600)}xfer write posted by 1 19 peer d for b\nxfer write done peer d for b\n"
         "xfer write done by 1 peer d for b\nsent\nwait 60",

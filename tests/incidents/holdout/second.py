@@ -66,7 +66,7 @@ SECOND = [
             A 31
             load 0/31 !The number of retrieved tokens is less than the expected number of tokens
         """,
-        rule="short-load",
+        rule="incomplete-load",
     ),
     Holdout(
         id="LMCache-1034",
@@ -234,7 +234,7 @@ SECOND = [
             evict a  # the load itself makes room for what it writes back
             failure load_back !TypeError: object of type 'NoneType' has no len()
         """,
-        rule="evicted-hit",
+        rule="evicted-in-use",
         shown=False,
     ),
     Holdout(
@@ -250,7 +250,7 @@ SECOND = [
             c: plan store 0+256 keys c
             b: done #1
         """,
-        rule="evicted-hit",
+        rule="evicted-in-use",
         shown=False,
     ),
     Holdout(
@@ -281,7 +281,7 @@ SECOND = [
             rank 1 h256
             L 600 c0 -> !AssertionError: Lookup results (number of hit tokens) differ across tensor parallel ranks
         """,
-        rule="rank-disagreement",
+        rule="partial-hit",
         shown=False,
     ),
     Holdout(
@@ -293,7 +293,7 @@ SECOND = [
             rank 1 h3072
             L 5000 c0 h4096 -> 4096
         """,
-        rule="rank-disagreement",
+        rule="partial-hit",
         shown=False,
     ),
     Holdout(

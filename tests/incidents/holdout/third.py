@@ -172,7 +172,7 @@ PAIRS = [
             <d> A 0
             <d> S 599+1
         """,
-        rule="short-load",
+        rule="incomplete-load",
         shown=False,
     ),
     Holdout(
@@ -242,7 +242,7 @@ PAIRS = [
             read
         """,
         rule="stale-handoff",
-        also=("late-read",),
+        also=("stale-handoff",),
     ),
     Holdout(
         id="LMCache-1350",
@@ -257,7 +257,7 @@ PAIRS = [
             load 0/512
             S 600+1
         """,
-        rule="short-load",
+        rule="incomplete-load",
     ),
 ]
 
@@ -577,7 +577,7 @@ OTHERS = [
             load 0/15
             S 1519+1
         """,
-        rule="short-load",
+        rule="incomplete-load",
     ),
     Holdout(
         id="vllm-56032",
@@ -603,7 +603,7 @@ OTHERS = [
             S 512+88
             check loaded 16 wrong early 16@480
         """,
-        rule="byte-early",
+        rule="byte-drift",
     ),
     Holdout(
         id="vllm-46960",

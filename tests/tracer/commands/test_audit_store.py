@@ -13,8 +13,8 @@ from stores import FleetTracer, clickhouse
 from traffic import Engine, served
 
 from kvtrail.__main__ import main
-from kvtrail.tracer import rules
 from kvtrail.tracer.history.audit import audit_stored
+from kvtrail.tracer.rules import rule_set
 
 S = 10**9
 
@@ -74,7 +74,7 @@ def test_a_rule_that_came_later_finds_what_it_would_have_found(
 ) -> None:
     later = "stale-lookup"
     elsewhere = tmp_path / "before"
-    every = rules.all_rules()
+    every = rule_set.all_rules()
     with monkeypatch.context() as patch:
         patch.setattr("kvtrail.tracer.detect.detector.all_rules", lambda: [r for r in every if r.id != later])
         before = FleetTracer(elsewhere, clickhouse())

@@ -72,7 +72,7 @@ def test_findings_can_be_asked_for_and_those_that_are_left_out_are_named(tmp_pat
 def test_an_unknown_rule_is_reported_with_the_nearest(tmp_path: Path) -> None:
     result = run("minimize", str(write(tmp_path / "t.jsonl", DRIFT)), "-o", "-", "--rule", "stale")
     assert result.exit_code == 2
-    assert "there is no rule 'stale'. Did you mean 'stale-block'" in result.output
+    assert "there is no rule 'stale'. Did you mean 'stale-handoff' or 'stale-lookup'" in result.output
 
 
 def test_what_is_read_or_there_is_not_written_over(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_it_is_abandoned_and_nothing_is_known_to_be_well() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("L 300 c0 h256 -> 256\nA 256\nload 100/256\n", "short-load"),
+        ("L 300 c0 h256 -> 256\nA 256\nload 100/256\n", "incomplete-load"),
     ],
 )
 def test_what_is_wrong_at_the_end_of_a_request_is_not_when_it_is_cut_off(text: str, rule: str) -> None:

@@ -35,7 +35,7 @@ def rules(result: Audit) -> list[str]:
 def test_the_traces_of_both_sides_are_judged_as_pairs_in_any_order(tmp_path: Path, is_first: bool) -> None:
     paths = traces(tmp_path, LATE)
     result = audit(paths if is_first else paths[::-1])
-    assert rules(result) == ["late-read", "stale-handoff"]
+    assert rules(result) == ["stale-handoff", "stale-handoff"]
     (sums,) = result.as_dict()["handoffs"]
     assert (sums["giver"], sums["taker"], sums["handoffs"], sums["tokens"]) == ("engine", "d", 1, 600)
     assert sums["outcomes"] == {"expired": 1, "loaded": 1}
@@ -45,7 +45,7 @@ def test_the_traces_of_both_sides_are_judged_as_pairs_in_any_order(tmp_path: Pat
 def test_one_side_alone_says_what_it_knows(tmp_path: Path) -> None:
     given, taken = traces(tmp_path, LATE)
     alone = audit([given])
-    assert rules(alone) == ["late-read"]
+    assert rules(alone) == ["stale-handoff"]
     assert "gave 1 hand-off that no request here takes: 1 kept until the lease ran out." in as_text(alone)
     other = audit([taken])
     assert (rules(other), other.as_dict()["handoffs"]) == ([], [])

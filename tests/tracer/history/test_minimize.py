@@ -19,7 +19,7 @@ from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.history.history import History, load
 from kvtrail.tracer.history.minimize import NoFinding, minimize
 from kvtrail.tracer.ingest import decode, otlp_json
-from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.rules import pages
 
 FOUND = [incident for incident in INCIDENTS if incident.rule is not None]
 CASES = [
@@ -61,9 +61,10 @@ def written(recording: History, path: Path) -> Path:
 @pytest.mark.parametrize("incident", CASES)
 def test_an_incident_keeps_its_finding_and_nothing_can_be_left_out(incident: Incident, tmp_path: Path) -> None:
     recording = loaded(history_of(incident))
-    before = next(f for f in findings(recording.events).values() if f.rule == incident.rule)
     result = minimize(recording, rule=incident.rule)
     after = result.finding
+    assert after.rule == incident.rule
+    before = findings(recording.events)[after.id]
     assert (after.id, after.numbers, after.witness) == (before.id, before.numbers, before.witness)
     assert after.explanation == before.explanation
     assert result.events == len(result.history.moments) <= result.events_before == len(recording.moments)
@@ -75,7 +76,7 @@ def test_an_incident_keeps_its_finding_and_nothing_can_be_left_out(incident: Inc
 
 
 def test_the_incidents_are_of_every_rule() -> None:
-    assert {incident.rule for incident in FOUND} == {rule.id for rule in all_rules()}
+    assert {incident.rule for incident in FOUND} == {*pages.files()}
 
 
 @pytest.mark.parametrize("incident", CASES)
@@ -157,7 +158,7 @@ def test_a_gap_that_hides_a_drift_goes_on_to_hide_it() -> None:
         (
             "a: L 300 c0 -> 0\na: A 0\na: S 0+300\na: plan store 0+256 keys k\na: end\n"
             "L 300 c0 h256 -> 256 keys k\nevict k\nA 256",
-            "evicted-hit",
+            "evicted-in-use",
             "request.start lookup alloc schedule store.plan request.start lookup evict alloc",
         ),
         (

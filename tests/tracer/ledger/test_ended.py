@@ -44,7 +44,7 @@ MORE = ["R failed", "A 0 !Mismatch", "L 600 c0 -> !KeyError: 'x'", "end delayed"
 
 def test_no_entry_of_the_account_is_left_out() -> None:
     """A request that begins is another one, and what cannot be read leaves a gap."""
-    assert set(AFTER) == set(ledger._ENTER) - {Kind.REQUEST_START, UNFAMILIAR}
+    assert set(ledger._ENTER) - {Kind.REQUEST_START, UNFAMILIAR} <= set(AFTER)
 
 
 @pytest.mark.parametrize("end", ["end aborted", "end delayed", "end error"])

@@ -11,10 +11,10 @@ from pair_stories import EXPIRED, GIVES
 from pair_stories import TAKES as DECODE
 
 from kvtrail.dashboard.content.request import handoffs
-from kvtrail.tracer.detect.kept import KeptFor, kept_handoffs
+from kvtrail.tracer.detect.retained_blocks import KeptFor, kept_handoffs
 from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, RequestEnd
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.ledger.handoff_flows import NOBODY
+from kvtrail.tracer.ledger.handoff_sums import NOBODY
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.serve.api.requests import handoffs_of
@@ -32,8 +32,8 @@ def sides(text: str) -> list[list[Event]]:
 @pytest.mark.parametrize(
     ("digest", "after", "rules"),
     [
-        ("b", "read", ["crossed-handoff", "late-read", "stale-handoff"]),
-        ("a", "read", ["late-read", "stale-handoff"]),
+        ("b", "read", ["handoff-mismatch", "stale-handoff", "stale-handoff"]),
+        ("a", "read", ["stale-handoff", "stale-handoff"]),
         ("a", "wait 1", ["unacknowledged-handoff"]),
     ],
 )
@@ -54,7 +54,7 @@ def test_blocks_that_are_computed_again_are_healed_whichever_side_is_heard_first
     text = PREFILL.format(digest="a") + (DECODE.replace("<d> R", error) if healed else DECODE)
     both = sides(text + "read")
     detector = judge([event for side in order for event in both[side]], later_s=30)
-    (stale,) = [each for of in detector.findings.values() for each in of.values() if each.rule == "stale-handoff"]
+    (stale,) = [f for of in detector.findings.values() for f in of.values() if f.numbers.get("where") == "taken"]
     assert stale.healed == healed
 
 
@@ -62,7 +62,7 @@ def test_a_report_that_comes_long_after_the_lease_is_late_and_not_lost() -> None
     detector = judge(
         history(PREFILL.format(digest="a") + "wait 60\n" + DECODE + "wait 8\nread\nwait 60", connector="NixlConnector")
     )
-    assert rules_found(detector) == ["late-read", "stale-handoff"]
+    assert rules_found(detector) == ["stale-handoff", "stale-handoff"]
 
 
 def test_what_a_worker_reports_before_the_scheduler_counts_once_the_hand_off_is_known() -> None:
@@ -150,11 +150,11 @@ def test_whether_the_blocks_of_a_late_read_were_given_to_somebody_else(between: 
     events = history(f"{text}{between}\nread\nb: L 64 c0 -> 0\nb: A 0 [1-2]", connector="NixlConnector")
     sides = [[each for each in events if (each.engine == "d") is is_decode] for is_decode in (False, True)]
     for heard in (events, [*sides[0], *sides[1]], [*sides[1], *sides[0]]):
-        found = {each.rule: each for held in judge(heard).findings.values() for each in held.values()}
-        assert found["stale-handoff"].numbers["given_out"] is given_out
+        found = {each.numbers["where"]: each for held in judge(heard).findings.values() for each in held.values()}
+        assert found["taken"].numbers["given_out"] is given_out
         severity = Severity.WRONG_OUTPUT if given_out else Severity.BROKEN_CONTRACT
         assert [each.severity for _, each in sorted(found.items())] == [severity, severity]
-        assert ("was given some of them" in found["stale-handoff"].explanation) is given_out
+        assert ("was given some of them" in found["taken"].explanation) is given_out
     release = next(each for each in events if isinstance(each, Free))
     lost = next(each for each in events if each.recorder == release.recorder and each.sequence == release.sequence + 1)
     found = judge([each for each in events if each is not lost]).findings["d", "cmpl-1-0-0123abcd"]
@@ -205,7 +205,7 @@ TAKES_ANOTHER = """
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-@pytest.mark.parametrize(("digest", "rules"), [("b", ["crossed-handoff"]), ("a", [])])
+@pytest.mark.parametrize(("digest", "rules"), [("b", ["handoff-mismatch"]), ("a", [])])
 def test_a_write_to_a_request_of_another_prompt_is_found_whichever_side_is_heard_first(
     digest: str, rules: list[str], order: tuple[int, ...]
 ) -> None:
@@ -280,9 +280,9 @@ def test_blocks_that_have_been_written_are_kept_for_nobody(said: str, rules: lis
         ("xfer write done peer d for -\nwait 60", []),
         ("wait 30\nfreed expired\nsent\nwait 60", []),
         ("xfer write failed peer d for - !ERR\nwait 30\nfreed expired\nsent\nwait 60", []),
-        ("wait 30\nfreed expired\nsent\nxfer write done peer d for -\nwait 60", ["late-read", "stale-handoff"]),
-        ("sent\nxfer write done peer d for -\nwait 60", ["late-read", "stale-handoff"]),
-        ("wait 30\nfreed expired\nsent\nxfer write failed peer d for - !ERR\nwait 60", ["late-read"]),
+        ("wait 30\nfreed expired\nsent\nxfer write done peer d for -\nwait 60", ["stale-handoff", "stale-handoff"]),
+        ("sent\nxfer write done peer d for -\nwait 60", ["stale-handoff", "stale-handoff"]),
+        ("wait 30\nfreed expired\nsent\nxfer write failed peer d for - !ERR\nwait 60", ["stale-handoff"]),
         ("wait 30\nfreed expired\nsent\nxfer write failed by 1 peer d for - !ERR\nwait 60", []),
     ],
 )
@@ -292,11 +292,12 @@ def test_who_writes_itself_needs_no_report(after: str, rules: list[str]) -> None
     given = PREFILL.format(digest="a").partition("wait")[0] + "xfer write posted 19 peer d for -\n"
     detector = judge(history(given + DECODE + after, connector="NixlPushConnector"))
     assert rules_found(detector) == rules
-    said = {finding.rule: finding.explanation for held in detector.findings.values() for finding in held.values()}
-    if "stale-handoff" in rules:
-        assert "its own write of them to the other engine ended" in said["stale-handoff"]
+    found = [finding for held in detector.findings.values() for finding in held.values()]
+    said = {finding.numbers["where"]: finding.explanation for finding in found}
+    if len(rules) == 2:
+        assert "its own write of them to the other engine ended" in said["taken"]
     if rules:
-        assert "The engine's own write of them to another one ended" in said["late-read"]
+        assert "The engine's own write of them to another one ended" in said["given"]
 
 
 @pytest.mark.parametrize(("given_out", "harm"), [("b: L 64 c0 -> 0\nb: A 0 [3 4]\n", True), ("", False)])
@@ -306,7 +307,7 @@ def test_an_engine_that_writes_what_it_has_given_back_is_named_by_itself(given_o
     write = "xfer write posted 19 peer d for -\nSAIDxfer write done peer d for -\nwait 60"
     found = judge(history((given + write).replace("SAID", f"sent\n{given_out}"), connector="MooncakeConnector"))
     ((finding,),) = [held.values() for held in found.findings.values()]
-    assert (finding.rule, finding.severity == Severity.WRONG_OUTPUT) == ("late-read", harm)
+    assert (finding.rule, finding.severity == Severity.WRONG_OUTPUT) == ("stale-handoff", harm)
     assert (finding.numbers["expired"], finding.numbers["state"]) == (False, "done")
     assert ("was given some of them" in finding.explanation) is harm
     assert not rules_found(judge(history((given + write).replace("SAID", ""), connector="MooncakeConnector")))

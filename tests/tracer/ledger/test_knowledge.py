@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Event, Heartbeat, Holdings, Schedule
-from kvtrail.tracer.ledger.recorded_time import RecordedTime
+from kvtrail.tracer.ledger.recorder_clocks import RecordedTime
 from kvtrail.tracer.model.findings import Unknown, Verdict
 
 S = 10**9
@@ -268,8 +268,8 @@ def test_a_goodbye_that_came_too_soon_is_taken_back() -> None:
 
 
 def test_a_rule_that_fails_makes_its_request_unknown_and_stops_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvtrail.tracer.rules import all_rules
     from kvtrail.tracer.rules.lookups.over_report import OverReport
+    from kvtrail.tracer.rules.rule_set import all_rules
 
     def broken(self: object, event: object, account: object) -> None:
         raise ZeroDivisionError("division by zero")
@@ -328,7 +328,7 @@ def test_a_request_that_a_heartbeat_names_after_a_goodbye_is_still_open() -> Non
     [
         ("", "L 600 c0 -> 512 async\nA 512", "stuck-load"),
         ("L 600 c0 -> later\n", "L 600 c0 -> later", "endless-deferral"),
-        ("", "L 600 c0 h0 -> 0", "never-admitted"),
+        ("", "L 600 c0 h0 -> 0", "never-scheduled"),
         ("L 600 c0 -> 0\nA 0\nS 0+600\n", "end delayed", "late-free"),
     ],
 )

@@ -18,7 +18,7 @@ def found(text: str, *, groups: str | None = None) -> list[str]:
 def test_a_request_that_its_failed_load_ends_leaves_its_chunks() -> None:
     """vLLM ends the request before it says which blocks failed, and another one is given them."""
     ends = f"{STORED}{LOADS}S 256+644 [1-29]\n{STORES}end error\nerror [3-8]\n"
-    assert found(ends + FOUND) == ["failed-load-hit"]
+    assert found(ends + FOUND) == ["failed-load-used"]
     assert (
         found(f"{ends}b: L 900 c0 -> 0\nb: A 0 [1-29]\nb: S 0+900 [1-29]\nb: plan store 256+512 keys b,c\n{FOUND}")
         == []
@@ -27,12 +27,12 @@ def test_a_request_that_its_failed_load_ends_leaves_its_chunks() -> None:
 
 def test_a_request_that_shares_the_failed_block_leaves_its_chunks_too() -> None:
     shares = "b: L 900 c256 h0 -> 0\nb: A 0 [1-8 30-50]\nS 256+100 [1-29]\nb: S 256+644 [1-8 30-50]\n"
-    assert found(f"{STORED}{LOADS}{shares}b: plan store 256+512 keys b,c\nerror [3-8]\n{FOUND}") == ["failed-load-hit"]
+    assert found(f"{STORED}{LOADS}{shares}b: plan store 256+512 keys b,c\nerror [3-8]\n{FOUND}") == ["failed-load-used"]
 
 
 def test_a_plan_of_a_load_is_judged_too() -> None:
     loads = "z: plan load 256+256 keys b"
-    assert found(f"{STORED}{LOADS}S 256+644 [1-29]\n{STORES}error [3-8]\n{loads}") == ["failed-load-hit"]
+    assert found(f"{STORED}{LOADS}S 256+644 [1-29]\n{STORES}error [3-8]\n{loads}") == ["failed-load-used"]
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_a_failed_block_of_any_group_counts() -> None:
         f"{STORED}L 900 c0 h256 -> 256 keys a\nA 256 [1-29 | 0 0 0 0 31-55]\nS 256+644 [1-29 | 0 0 0 0 31-55]\n"
         "plan store 256+512 keys b,c\nerror [33]\n"
     )
-    assert found(text + FOUND, groups=groups) == ["failed-load-hit"]
+    assert found(text + FOUND, groups=groups) == ["failed-load-used"]
     assert found(text.replace("error [33]", "error [40]") + FOUND, groups=groups) == []  # no load wrote it

@@ -46,9 +46,9 @@ def found(events: list[Event]) -> list[Finding]:
 )
 def test_what_a_child_stores_is_measured_by_its_own_chunks(text: str, numbers: dict[str, int] | None) -> None:
     findings = found(of_one_class(text))
-    assert [each.rule for each in findings] == ([] if numbers is None else ["store-short"])
+    assert [each.rule for each in findings] == ([] if numbers is None else ["store-gap"])
     if numbers is not None:
-        assert findings[0].numbers == {"prompt": 600, "computed": 600, **numbers}
+        assert findings[0].numbers == {"where": "at the end", "prompt": 600, "computed": 600, **numbers}
 
 
 def test_the_end_may_be_reported_by_a_child_of_another_class() -> None:
@@ -57,7 +57,7 @@ def test_the_end_may_be_reported_by_a_child_of_another_class() -> None:
         if event.connector_id == "small":
             event.connector = "NixlConnector"
     (finding,) = found(events)
-    assert (finding.rule, finding.connector) == ("store-short", "OffloadConnector")
+    assert (finding.rule, finding.connector) == ("store-gap", "OffloadConnector")
 
 
 @pytest.mark.parametrize(

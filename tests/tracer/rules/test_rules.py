@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
+import msgspec
 import pytest
 from history import history, judge, rules_found
 from msgspec.structs import replace
 
 from kvtrail.tracer.events.events import Event, Schedule, Xfer
-from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
-from kvtrail.tracer.rules import Groups, Rule, all_rules
+from kvtrail.tracer.model.findings import WORST_FIRST, Finding, Unknown, Verdict
+from kvtrail.tracer.rules import pages
+from kvtrail.tracer.rules.old_names import OLD_NAMES, current
+from kvtrail.tracer.rules.pages import Groups
+from kvtrail.tracer.rules.rule_set import all_rules
 
 
 def only_finding(text: str) -> Finding:
@@ -141,7 +146,7 @@ def test_a_request_that_is_aborted_while_it_loads_frees_its_blocks_when_the_load
     assert rules_found(judge(history(loading), later_s=3600)) == ["late-free"]
 
 
-@pytest.mark.parametrize(("reads_in", "found"), [(4, []), (3, ["failed-load-resume"])])
+@pytest.mark.parametrize(("reads_in", "found"), [(4, []), (3, ["failed-load-used"])])
 def test_a_failed_block_may_be_computed_to_its_end_in_the_step_that_reads_it(reads_in: int, found: list[str]) -> None:
     """Another request has begun the block in an earlier step. vLLM's prefix cache has it as soon as a step is planned that
     computes its end, and a new request of that step, which is recorded first, reads it: a layer writes before it reads."""
@@ -211,14 +216,36 @@ def test_no_ok_without_a_checked_fact() -> None:
     assert detector.verdict(account) is Verdict.UNKNOWN
 
 
-@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
-def test_every_rule_says_what_it_is(rule: Rule) -> None:
+@pytest.mark.parametrize("rule", pages.files())
+def test_every_rule_says_what_it_is(rule: str) -> None:
     """Title, invariant, source, what it needs, severity, hint: what the documentation and a finding are made of."""
-    text = type(rule).__doc__ or ""
-    assert "Invariant" in text
-    assert "Source:" in text
-    assert "Needs" in text
-    assert all((rule.id, rule.severity, rule.classes, rule.hint, rule.title))
+    page = pages.page(rule)
+    assert page.invariant.startswith("Invariant")
+    assert "Source:" in page.invariant
+    assert "Needs" in page.invariant
+    assert all((page.severities, page.classes, page.hint, page.title))
+    assert sorted(page.severities, key=WORST_FIRST.__getitem__) == [*page.severities]
+
+
+def test_each_page_has_its_rules_beside_it_and_each_rule_its_page() -> None:
+    assert {rule.id for rule in all_rules()} == pages.files().keys()
+    for rule in all_rules():
+        module = Path(inspect.getfile(type(rule)))
+        assert module.with_suffix(".md") == pages.files()[rule.id]
+
+
+def test_old_names_lead_to_rules_and_are_none() -> None:
+    assert {*OLD_NAMES.values()} <= pages.files().keys()
+    assert not {*OLD_NAMES} & pages.files().keys()
+    assert current("stale-lookup") == "stale-lookup"
+
+
+def test_an_unknown_field_of_a_page_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "odd.md"
+    path.write_text("---\ntitle: A title\nseverities: [crash]\nclasses: [C1]\nhint: A hint\nlevle: basic\n---\nText\n")
+    monkeypatch.setattr(pages, "files", lambda: {"odd": path})
+    with pytest.raises(msgspec.ValidationError, match="levle"):
+        pages.page("odd")
 
 
 def test_two_stretches_of_tokens_in_one_block() -> None:
@@ -271,7 +298,7 @@ def test_a_first_step_can_begin_only_within_the_request() -> None:
 def test_what_vllm_has_computed_need_not_be_loaded() -> None:
     assert found_late("L 600 c16 h24 -> 8\nA 8\nload 8/24\nS 24+576\nend") == []
     finding = only_finding("L 600 c16 h24 -> 8\nA 8\nload 4/24\nS 24+576\nend")
-    assert finding.numbers == {"expected": 8, "loaded": 4, "rank": 0}
+    assert finding.numbers == {"where": "short", "expected": 8, "loaded": 4, "rank": 0}
 
 
 def test_a_second_end_of_a_transfer_names_the_first() -> None:
@@ -348,9 +375,10 @@ def test_saves_without_numbers_that_end_no_more_are_one_finding_of_the_engine() 
     kept = "".join(f"s{n}: L 600 c0 -> 0\ns{n}: A 0\ns{n}: S 0+600\ns{n}: end delayed\n" for n in range(1, 8))
     detector = judge(history(f"{kept}wait 20 busy\ns1: sent\ns2: sent\ns3: sent\nwait 320 busy"))
     ((finding,),) = (held.values() for held in detector.findings.values())
-    assert (finding.rule, finding.request) == ("stalled-transfers", "")
+    assert (finding.rule, finding.request) == ("stalled-connector", "")
     assert finding.numbers | {"steps": 0} == {
-        "direction": "save", "ended": 3, "open": 4, "missed_s": 300.0, "steps": 0, "longest_s": 20.0,
+        "where": "open transfers", "direction": "save", "ended": 3, "open": 4, "missed_s": 300.0, "steps": 0,
+        "longest_s": 20.0,
     }  # fmt: skip
     assert "4 saves are open" in finding.explanation
 
@@ -362,19 +390,23 @@ def test_a_store_that_takes_ten_minutes_is_given_ten_times_as_long() -> None:
     )
     slow = f"{opened}wait 100 busy\ndone #1\nwait 100 busy\ndone #2\nwait 400 idle\ndone #3\n"
     assert rules_found(judge(history(f"{slow}wait 5900 busy"))) == []
-    assert rules_found(judge(history(f"{slow}wait 6100 busy"))) == ["stalled-transfers"]
+    assert rules_found(judge(history(f"{slow}wait 6100 busy"))) == ["stalled-connector"]
 
 
 @pytest.mark.parametrize(
     ("rest", "found"),
-    [("S 131+1\nerror [3 4]\nS 64+67", []), ("S 131+1\nS 132+1", ["short-load"]), ("S 131+1\nend", ["short-load"])],
+    [
+        ("S 131+1\nerror [3 4]\nS 64+67", []),
+        ("S 131+1\nS 132+1", ["incomplete-load"]),
+        ("S 131+1\nend", ["incomplete-load"]),
+    ],
 )
 def test_with_asynchronous_scheduling_a_step_may_come_before_the_report_of_a_load(rest: str, found: list[str]) -> None:
     events = history(f"L 131 c0 h128 -> 128\nA 128 [1-5]\nS 128+3 [1-5]\nload 64/128\n{rest}")
     for event in events:
         event.scheduler_async = True
         event.role = "scheduler" if event.role else event.role  # in one process
-    assert [rule for rule in rules_found(judge(events)) if rule == "short-load"] == found
+    assert [rule for rule in rules_found(judge(events)) if rule == "incomplete-load"] == found
 
 
 OF_BLOCKS = ("blocks_ids", "evidence.blocks", "engine.tables", "BlockTable", "check_wrong_blocks", "mismatch.numbers")
@@ -385,7 +417,7 @@ COUNTED = {"refused-handoff", "stuck-load"}
 
 def test_a_rule_that_reads_block_ids_says_what_it_does_with_several_groups() -> None:
     reading = {
-        rule.id: rule.groups
+        rule.id: rule.page.groups
         for rule in all_rules()
         if any(words in inspect.getsource(inspect.getmodule(type(rule)) or type(rule)) for words in OF_BLOCKS)
     }
@@ -425,8 +457,9 @@ def of_two_processes(text: str, connector: str = "Connector") -> list[Event]:
 )
 def test_a_load_that_is_received_although_one_of_its_reads_failed_is_short_in_either_order(text: str) -> None:
     (finding,) = (f for held in judge(of_two_processes(TAKES + text)).findings.values() for f in held.values())
-    assert finding.rule == "short-load"
-    assert finding.numbers == {"failed_blocks": 19, "rank": 0, "reason": "NIXL_ERR_REMOTE_DISCONNECT"}
+    assert finding.rule == "incomplete-load"
+    numbers = {"where": "short", "failed_blocks": 19, "rank": 0, "reason": "NIXL_ERR_REMOTE_DISCONNECT"}
+    assert finding.numbers == numbers
     assert "reported as received" in finding.explanation
 
 
@@ -449,7 +482,7 @@ def test_a_failed_read_of_a_load_that_is_reported_or_not_used_is_no_finding(text
 @pytest.mark.parametrize("failure", ["error [5 6]\nR", "R failed"])
 def test_a_request_that_goes_on_behind_a_failed_asynchronous_load_is_found(failure: str) -> None:
     text = f"L 300 c0 h256 -> 256 async\nA 256 [1-8]\n{failure}\nA 0 [1-10]\nS 256+44 [1-10]"
-    assert rules_found(judge(history(text))) == ["failed-load-resume"]
+    assert rules_found(judge(history(text))) == ["failed-load-used"]
     assert rules_found(judge(history(text.replace("S 256+44", "S 0+300")))) == []
 
 
@@ -468,7 +501,7 @@ PREEMPTED_AFTER_A_FAILED_LOAD = """
 @pytest.mark.parametrize(
     ("cached", "loads", "blocks", "found"),
     [
-        (256, 0, "1-10", ["failed-load-resume"]),
+        (256, 0, "1-10", ["failed-load-used"]),
         (128, 0, "1-4 11-16", []),
         (128, 0, "1-10", []),
         (0, 128, "1-10", []),
@@ -506,7 +539,10 @@ def test_what_a_request_computes_in_this_step_another_finds_in_vllms_cache() -> 
 def test_a_load_that_is_received_before_all_of_its_reads_have_ended_is_found() -> None:
     text = f"{TAKES}xfer read posted 1 rank 1 peer p\n{DONE_READ}R\nxfer read done 1 rank 1 peer p"
     finding = only_finding(text)
-    assert (finding.rule, finding.numbers) == ("unread-load", {"allocated": 599, "reads": 1, "rank": 0})
+    assert (finding.rule, finding.numbers) == (
+        "incomplete-load",
+        {"where": "unread", "allocated": 599, "reads": 1, "rank": 0},
+    )
     assert "of its reads 1 had not ended" in finding.explanation
     assert rules_found(judge(of_two_processes(text))) == [], "which of two processes was first is not known"
     assert rules_found(judge(history(text.replace("R\n", "R failed\n")))) == []
@@ -517,7 +553,7 @@ def test_a_load_without_any_read_is_found_where_the_connector_has_recorded_reads
     text = f"{TAKES}{DONE_READ}R\n{unread}"
     held = judge(history(text, connector="NixlConnector")).findings.values()
     (finding,) = (finding for each in held for finding in each.values())
-    assert (finding.rule, finding.numbers) == ("unread-load", {"allocated": 599, "reads": 0})
+    assert (finding.rule, finding.numbers) == ("incomplete-load", {"where": "unread", "allocated": 599, "reads": 0})
     assert "no read of another engine's blocks had begun" in finding.explanation
     assert rules_found(judge(history(unread, connector="NixlConnector"))) == []
     assert rules_found(judge(history(text))) == [], "it may load from a store of its own, too"

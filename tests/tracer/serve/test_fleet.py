@@ -177,7 +177,7 @@ def test_the_sides_of_a_pair_reach_two_tracers(
     url = start_api()
     until(lambda: bool(httpx.get(f"{url}/api/findings", timeout=SLOW_S).json()))
     (finding,) = httpx.get(f"{url}/api/findings", timeout=SLOW_S).json()
-    assert (finding["rule"], finding["engine"], finding["count"]) == ("crossed-handoff", "d", 1)
+    assert (finding["rule"], finding["engine"], finding["count"]) == ("handoff-mismatch", "d", 1)
 
 
 def test_what_waits_is_sent_when_the_tracer_ends(tmp_path: Path, start_tracer: Start, server: Server) -> None:

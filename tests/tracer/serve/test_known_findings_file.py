@@ -49,6 +49,11 @@ def test_a_file_says_what_is_known_why_and_until_when(tmp_path: Path) -> None:
     assert KnownFindingsFile().status is None
 
 
+def test_an_old_name_of_a_rule_means_the_rule_of_today(tmp_path: Path) -> None:
+    (known,) = read(written(tmp_path / "known.yaml", "- {rule: short-load, why: by design}"))
+    assert known.rule == "incomplete-load"
+
+
 @pytest.mark.parametrize(
     ("until", "ends_ns"),
     [

@@ -130,7 +130,7 @@ def test_of_two_that_receive_one_hand_off_at_the_same_time_one_is_named(fleet: F
     events = recorded(STORIES["second"])
     by_engine("other", "d")(fleet, events)
     exchange(fleet)
-    assert found(fleet) == [("second-handoff", "other", 1)]
+    assert found(fleet) == [("duplicate-load", "other", 1)]
 
 
 @pytest.mark.parametrize("away", ["engine", "d"])

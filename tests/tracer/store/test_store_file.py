@@ -22,7 +22,7 @@ from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive import recovery
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.receive.rebuild import rebuild
-from kvtrail.tracer.store import Batch, StoreError
+from kvtrail.tracer.store import Batch, FindingFilter, StoreError
 from kvtrail.tracer.store.sqlite import engines, opening, room, upkeep
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
@@ -268,6 +268,28 @@ def test_a_store_of_schema_4_has_how_requests_ended_and_after_a_rebuild_their_pr
     assert _measured(path) == [("unknown", each) for each in ended]
     rebuild(path)
     assert _measured(path) == [(prefix, each) for each in ended]
+
+
+def test_a_store_of_schema_5_has_its_findings_under_the_names_that_rules_have_today(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    pipeline = Pipeline(SqliteWriter(path), Metrics())
+    for name in ("r1", "r2"):
+        hear(pipeline, name, "L 750 c384 h256 -> 256 cached\nend")
+    pipeline.close()
+    db = sqlite3.connect(path)
+    db.execute("UPDATE findings SET rule = 'second-load', body = json_set(body, '$.rule', 'second-load')")
+    db.execute("UPDATE findings SET body = '{' WHERE request LIKE '%r2%'")
+    db.execute("UPDATE finding_sightings SET rule = 'second-load'")
+    db.execute("UPDATE finding_places SET name = 'second-load' WHERE kind = 'rules'")
+    db.execute("PRAGMA user_version=5")
+    db.commit()
+    db.close()
+    SqliteWriter(path).close()
+    reader = SqliteReader(path)
+    assert [each["rule"] for each in reader.findings(FindingFilter(rule="duplicate-load"))] == ["duplicate-load"]
+    assert {place.rule for place in reader.finding_counts()} == {"duplicate-load"}
+    assert {each.place.rule for each in reader.sightings()} == {"duplicate-load"}
+    assert reader.findings_places()["rules"] == ["duplicate-load"]
 
 
 def _measured(path: Path) -> list[tuple[str, str]]:

@@ -2,29 +2,12 @@ from __future__ import annotations
 
 from kvtrail.tracer.events.events import Alloc
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.rules.rule import RequestRule
 
 
 class AllocMismatch(RequestRule[Alloc]):
-    """The scheduler allocated a different number of tokens than the lookup returned.
-
-    Invariant: x is 0 or e, where x are the external tokens of the allocation and e is the same connector's last
-    answer in the same epoch.
-
-    x = 0 after e > 0 is legal: the answer was discarded (`skip_reading_prefix_cache`, another child of a MultiConnector,
-    a second call after an asynchronous load). Source: vLLM, `Scheduler.schedule` hands the lookup's answer on to
-    `update_state_after_alloc`. Needs every event of the request since its last lookup; or the connector's own words when
-    it refuses, which name h and c: then x <= max(0, h - c).
-    """
-
     id = "alloc-mismatch"
-    severity = Severity.CRASH
-    classes = ("C1",)
-    hint = (
-        "Something between lookup and allocation changed the number: a scheduler plug-in, a wrapper around the"
-        " connector, or a lookup made for another request under the same id."
-    )
     needs_history = False
 
     def judge(self, event: Alloc, account: Account) -> Judgement:
@@ -51,11 +34,7 @@ class AllocMismatch(RequestRule[Alloc]):
 
     def template(self, finding: Finding) -> str:
         if "at_most" in finding.numbers:
-            return (
-                "At {0} {allocated} external tokens were allocated. The connector held {matched} tokens of the request, of"
-                " which vLLM had {computed} computed, so at most max(0, {matched} - {computed}) = {at_most} could be loaded,"
-                " and it refused."
-            )
+            return self.page.explanations["refused"]
         answer = "which answered 'ask me later'"
         if finding.numbers["returned"] is not None:
             answer = "which returned {returned} tokens"

@@ -4,26 +4,13 @@ from typing import Any
 
 from kvtrail.tracer.events.events import Refcount
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.rules.rule import RequestRule
 
 
 class DoubleFree(RequestRule[Refcount]):
-    """Something was released more often than it was acquired.
-
-    Invariant: references >= 0 and pins >= 0 of every chunk.
-
-    LMCache sets a negative count back to 0 and warns: afterwards the counter looks fine, but the chunk may be given to
-    two owners. Source: reference counting; the incident is LMCache #3381
-    (https://github.com/LMCache/LMCache/issues/3381). Needs the event alone.
-    """
-
     id = "double-free"
-    severity = Severity.WRONG_OUTPUT
-    classes = ("C14",)
-    hint = "Two paths give the same thing back: an error path and the regular one, or two that each believe to own it."
     needs_history = False
-    explanation = "At {0} chunk {chunk} had {counts}."
 
     def judge(self, event: Refcount, account: Account) -> Judgement:
         counts = {"references": event.refs, "pins": event.pins}

@@ -1,44 +1,18 @@
-"""null-block: a request goes on where a KV cache group has no block."""
-
 from __future__ import annotations
 
 from kvtrail.tracer.events.cache_groups import MAMBA, NULL_BLOCK, part_of_block
 from kvtrail.tracer.events.events import Alloc, Schedule
-from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.block_table import BlockTable
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import Groups, RequestRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.rules.rule import RequestRule
 
 
 class NullBlock(RequestRule[Alloc | Schedule]):
-    """A request goes on at a length for which a KV cache group has no block.
-
-    Invariant: a request that goes on after n computed or loaded tokens has, in every group's table, a block other than the
-    null block at each place that the group needs at n: all of full attention, the window's of a sliding window, those of the
-    current chunk of chunked attention, and the last one of a recurrent state. Where it writes attention's tokens there is a
-    block, too.
-
-    So vLLM's own hit, or the end of a load, is a length at which every group has its blocks, not the largest of the groups'
-    hits; and after a failed load a request goes back to such a length, since what a window has left behind is not filled
-    again. It judges allocations, the first step after each, tables that are recorded again, and each step after a failed
-    load. Source: vLLM, `HybridKVCacheCoordinator.find_longest_cache_hit`; the incidents are vLLM #46453
-    (https://github.com/vllm-project/vllm/issues/46453) and vllm-rbln #1151
-    (https://github.com/RBLN-SW/vllm-rbln/issues/1151). Needs block ids (level `detailed`) and the declared groups.
-    """
-
     id = "null-block"
-    severity = Severity.WRONG_OUTPUT
-    groups = Groups.EACH
-    level = Level.DETAILED
-    classes = ("C8", "N2")
-    hint = (
-        "The groups' hits were cut to one length, or the largest of them was taken, without looking again for what each group"
-        " has there; or a failed load went back to a length that a window has left behind: compute such requests from 0."
-    )
 
     def judge(self, event: Alloc | Schedule, account: Account) -> Judgement:
-        if isinstance(event, Alloc):
+        if type(event) is Alloc:
             begins = _admitted_at(event, account)
             if begins is None:
                 return None
@@ -53,14 +27,8 @@ class NullBlock(RequestRule[Alloc | Schedule]):
 
     def template(self, finding: Finding) -> str:
         if finding.numbers["kind"] == MAMBA:
-            return (
-                "At {0} the request goes on from token {begins}. Of KV cache group {group} ({kind}) it needs the state of its"
-                " first {begins} tokens, and its table has the null block there."
-            )
-        return (
-            "At {0} the request goes on from token {begins}. Of KV cache group {group} ({kind}) it needs the blocks from"
-            " token {needed_from} on, and {missing} of them are the null block, the first at token {token}."
-        )
+            return self.page.explanations["state"]
+        return self.page.explanations["blocks"]
 
 
 def _admitted_at(event: Alloc, account: Account) -> int | None:

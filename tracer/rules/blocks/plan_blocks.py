@@ -1,40 +1,20 @@
 from __future__ import annotations
 
 from kvtrail.tracer.events.cache_groups import MAMBA, groups_of
-from kvtrail.tracer.events.events import LoadPlan, StorePlan
-from kvtrail.tracer.events.semconv import Level
+from kvtrail.tracer.events.events import Event, LoadPlan, StorePlan
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.block_table import BlockTable, blocks_by_group
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import Groups, RequestRule
+from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.rules.rule import EngineRule, RequestRule
 
 
 class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
-    """The connector plans to copy blocks that are not the request's.
-
-    Invariant: the blocks of a plan for tokens [s, e) are T[s // b : ceil(e / b)], where T is the block table that the
-    scheduler published and b the block size; a plan that does not name its tokens names blocks of T only. With several KV
-    cache groups this holds for each, with its own table, block size and first token: the n blocks that a plan names of one
-    are T[s // b : s // b + n]. Stores of a recurrent group are not judged: vLLM hands a state over by its exact block, which
-    may be a copy that no table has.
-
-    A block that a window has left behind may be given out again, to another group of the same request, too; a plan that names
-    it for the window copies what is not the window's. A table grows while a request runs, and is replaced when it is resumed.
-    Source: vLLM, `SchedulerOutput` (new requests and resumed ones carry their whole table, others what is added); the
-    incidents are dynamo #8490 (https://github.com/ai-dynamo/dynamo/pull/8490) and vLLM #52170
-    (https://github.com/vllm-project/vllm/issues/52170). Needs block ids (level `detailed`) and a probe that reads plans.
-    """
+    """Where a plan differs from the block table of its request (`table`)."""
 
     id = "plan-blocks"
-    severity = Severity.WRONG_OUTPUT
-    groups = Groups.EACH
-    level = Level.DETAILED
-    classes = ("C4", "C5")
+    only_with = "blocks_ids"
     needs_history = False
-    hint = (
-        "The connector keeps a stale copy of the block table: appended to after a resumption instead of"
-        " replaced, not extended when the request grew, or left from before a preemption."
-    )
 
     def judge(self, event: LoadPlan | StorePlan, account: Account) -> Judgement:
         table = account.evidence.blocks
@@ -47,7 +27,7 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
             return Unknown.LEVEL
         recurrent = {n for n, group in enumerate(groups_of(event.groups)) if group.kind == MAMBA}
         for group, blocks in enumerate(planned):
-            if isinstance(event, StorePlan) and group in recurrent:
+            if type(event) is StorePlan and group in recurrent:
                 continue
             expected = _expected(event, table, group, len(blocks))
             moved = table.moved(group, blocks)
@@ -57,6 +37,7 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
         else:
             return OK
         numbers = {
+            "where": "table",
             "start": event.start if event.group_starts is None else event.group_starts[group],
             "count": event.count,
             "planned": list(blocks),
@@ -88,6 +69,71 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
         return f"{text} In the scheduler's table these tokens lie in blocks {_some(n['expected'])}."
 
 
+class ReassignedBlocks(EngineRule[LoadPlan | StorePlan]):
+    """Where a plan names a block that another request has been given since (`reassigned`)."""
+
+    id = "plan-blocks"
+    only_with = "blocks_ids"
+
+    def judge(self, event: LoadPlan | StorePlan, engine: Engine) -> Judgement:
+        if not event.blocks_ids:
+            return None
+        table = engine.tables.get(event.request or "")
+        if table is None:
+            return self._without_blocks(event, engine)
+        if not event.blocks_by_group:
+            return None
+        stale = [
+            (group, block, given)
+            for group, blocks in enumerate(blocks_by_group(event))
+            for block in blocks
+            if (given := engine.given.get(block)) is not None
+            and given.request != event.request
+            and _is_later(given, table.named_by)
+            and not (table.is_recurrent(group) and block not in table.groups[group])
+        ]
+        if not stale:
+            return OK
+        group, block, given = stale[0]
+        numbers = {"where": "reassigned", "block": block, "group": group, "other": given.request, "stale": len(stale)}
+        return Drift(numbers, [given, event])
+
+    def _without_blocks(self, event: LoadPlan | StorePlan, engine: Engine) -> Judgement:
+        """The request of the plan holds no blocks."""
+        left = engine.left.get(event.request or "")
+        if left is None:
+            return engine.missing if event.request in engine.met else None
+        if type(event) is StorePlan and event.chunk_present:
+            return OK
+        given_since = engine.given_since_left(event)
+        stale = {block: given for block, given in given_since.items() if engine.has_run_since(given)}
+        if not stale:
+            return Unknown.ORDER if given_since and event.job is None else OK
+        block, given = next(iter(stale.items()))
+        copies = "store" if type(event) is StorePlan else "load"
+        numbers = {
+            "where": "reassigned",
+            "block": block,
+            "other": given.request,
+            "stale": len(stale),
+            "transfer": copies,
+        }
+        return Drift(numbers, [left, given, event])
+
+    def template(self, finding: Finding) -> str:
+        if "group" in finding.numbers:
+            return (
+                "At {0} block {block} was given to request {other}. At {1:epoch} the connector plans to copy it as one of KV"
+                " cache group {group} of this request, but its window has left it behind ({stale} such blocks in the plan):"
+                " the other request's KV is copied."
+            )
+        text = (
+            "At {0} the request gave its blocks back. At {1} block {block} was given to request {other}. At {2:epoch} the"
+            " connector plans a {transfer} of this request over it ({stale} such blocks in the plan): the other request's KV"
+        )
+        return text + (" is stored as this one's." if finding.numbers["transfer"] == "store" else " is overwritten.")
+
+
 def _expected(event: LoadPlan | StorePlan, table: BlockTable, group: int, count: int) -> list[int] | None:
     """The blocks of a group that a plan of `count` blocks should name; None where it does not say which tokens they hold."""
     size, ids = table.size_of(group), table.groups[group]
@@ -104,3 +150,10 @@ def _expected(event: LoadPlan | StorePlan, table: BlockTable, group: int, count:
 def _some(blocks: list[int]) -> str:
     shown = ", ".join(map(str, blocks[:6])) or "none at all"
     return f"{shown}, ... ({len(blocks)} in all)" if len(blocks) > 6 else shown
+
+
+def _is_later(given: Event, named: Event) -> bool:
+    """Whether a block was given out in a later step. Within a step no order is known: requests share at once what one of them
+    is given to compute. A log has no steps."""
+    step, since = getattr(given, "scheduler_step", None), getattr(named, "scheduler_step", None)
+    return given.sequence > named.sequence if step is None or since is None else bool(step > since)

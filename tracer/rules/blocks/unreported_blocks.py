@@ -4,37 +4,14 @@ from typing import Any
 
 from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 from kvtrail.tracer.events.events import RequestEnd, Schedule
-from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.block_table import BlockTable, Room
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import Groups, RequestRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.rules.rule import RequestRule
 
 
 class UnreportedBlocks(RequestRule[RequestEnd | Schedule]):
-    """The scheduler uses blocks that it never announced to the connector.
-
-    Invariant: n + s <= b x |T| for every step, where n is its first token, s the tokens that it runs, b the block size
-    and T the block table as allocations and steps announced it; at the end of a request n <= b x |T| for its computed
-    tokens n, and the blocks that it holds then are in T.
-
-    A table grows after the allocation, with every step that needs it, so neither its length at the allocation nor the
-    blocks added since prove anything; a resumed request begins a new table. With several KV cache groups this holds for each,
-    since a table has a place for what a window leaves out, too. Source: vLLM, `KVCacheManager.allocate_slots` and
-    `SchedulerOutput`; the incidents are dynamo #8490 (https://github.com/ai-dynamo/dynamo/pull/8490) and LMCache
-    #1732 (https://github.com/LMCache/LMCache/issues/1732). Needs the blocks that steps add (level `detailed`), and
-    the block sizes that the engine really uses, which context parallelism multiplies.
-    """
-
     id = "unreported-blocks"
-    severity = Severity.CRASH
-    groups = Groups.EACH
-    level = Level.DETAILED
-    classes = ("C4", "C5")
-    hint = (
-        "A block that was added in a decode step is missing from the scheduler's output, or the connector assumes"
-        " another block size than the scheduler."
-    )
 
     def judge(self, event: RequestEnd | Schedule, account: Account) -> Judgement:
         evidence = account.evidence
@@ -55,19 +32,10 @@ class UnreportedBlocks(RequestRule[RequestEnd | Schedule]):
 
     def template(self, finding: Finding) -> str:
         if "untold" in finding.numbers:
-            return (
-                "At {0} the request ended with blocks that were never announced to the connector: {blocks}. The announced"
-                " table has {table_length}."
-            )
+            return self.page.explanations["held at the end"]
         if "scheduled" not in finding.numbers:
-            return (
-                "At {0} the request ended with {computed} computed tokens. The blocks that were announced to the"
-                " connector, {table_length} in all, hold {room}."
-            )
-        return (
-            "The step at {0} begins at {computed} and runs {scheduled} tokens, up to {end}. The blocks that were announced"
-            " to the connector, {table_length} in all, hold {room}."
-        )
+            return self.page.explanations["computed at the end"]
+        return self.page.explanations["in a step"]
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"blocks": ", ".join(map(str, finding.numbers.get("untold", ())[:6]))}

@@ -3,73 +3,42 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrail.tracer.events.events import BlockCheck, Handoff, Side
-from kvtrail.tracer.events.semconv import Level
-from kvtrail.tracer.ledger.computed_contents import ADMITTED, COMPUTED, TAKEN
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.handoffs import Place
-from kvtrail.tracer.ledger.reference_hashes import WrongBlocks
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import EngineRule, Groups, KnownBy
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
 from kvtrail.tracer.rules.contents import mismatch
+from kvtrail.tracer.rules.contents.computed_contents import ADMITTED, COMPUTED, TAKEN
+from kvtrail.tracer.rules.contents.reference_hashes import SharedReferences, WrongBlocks
+from kvtrail.tracer.rules.rule import EngineRule
 
 MAX_TAKERS = 4
 """Requests that a sentence names of those that took a hand-off."""
 
 
 class ByteDrift(EngineRule[BlockCheck | Handoff]):
-    """A block holds other KV than was computed under its hash.
-
-    Invariant: what a request loads, takes over or holds under a block hash is one of the contents that were computed under
-    this hash, by a request without a wrong block before it.
-
-    Equal hashes promise equal prefixes. What was computed under a hash is a set: how requests are batched may change bits.
-    The worker judges by what its engine has computed; where others write to the store, too, only content that is known to be
-    another's, zeros, or computed after a wrong block. What the engine does not know is compared with what engines of the
-    same `kvtrail.cache.identity` computed: it is wrong if it was computed under another hash alone. What was read from
-    another engine is wrong, too, if several blocks, and all that can be compared, differ from what the request that was
-    handed over computed in its only run: a read copies bits, and last bits differ between computations alone. A wrong load
-    stays in vLLM's prefix cache: each request that takes its blocks over is named, too, as long as they hold what they did.
-    Source: vLLM, `hash_block_tokens` chains a block's tokens to all before them; the incidents are vLLM #52234
-    (https://github.com/vllm-project/vllm/issues/52234), #45704 (https://github.com/vllm-project/vllm/issues/45704), and
-    #28677 (https://github.com/vllm-project/vllm/pull/28677), and LMCache #4463
-    (https://github.com/LMCache/LMCache/issues/4463). Needs fingerprints.
-    """
-
     id = "byte-drift"
-    severity = Severity.WRONG_OUTPUT
-    groups = Groups.EACH
-    known_by = KnownBy.BYTES
-    level = Level.DETAILED
-    classes = ("N3", "N9")
-    hint = (
-        "The copy into the store began before the block was computed, or after it was given to another request, or a key, a"
-        " block id or a layout was mistaken for another."
-    )
-    mitigation = "Set `guard: heal` to have wrong blocks computed again."
+    State, shares_state = SharedReferences, True
     needs_history = False
 
     def judge(self, event: BlockCheck | Handoff, engine: Engine) -> Judgement:
         if type(event) is Handoff:
             return _unlike_given(event, engine) or None
-        if (numbers := mismatch.numbers(event, "drift")) is not None:
-            return Drift(numbers, [event], healed=event.check_healed)
-        if wrong := engine.references.wrong(event):
-            return tuple(_of_another(each, wrong, engine) for each in wrong)
-        if unlike := _unlike_given(event, engine):
-            return unlike
+        reported = [numbers for kind in mismatch.WHERE if (numbers := mismatch.numbers(event, kind)) is not None]
+        found = tuple(Drift(numbers, [event], healed=event.check_healed) for numbers in reported)
+        if not any(numbers["where"] == mismatch.DIFFERS for numbers in reported):
+            wrong = engine.states[SharedReferences].wrong(event)
+            found += tuple(_of_another(each, wrong, engine) for each in wrong) or _unlike_given(event, engine)
+        if found:
+            return found
         if event.check_look not in (*TAKEN, "held"):
             return None
-        if event.check_blocks > event.check_unknown or engine.references.is_any_right(event):
+        if event.check_blocks > event.check_unknown or engine.states[SharedReferences].is_any_right(event):
             return OK
         return Unknown.CONTENT if event.check_unknown else None
 
     def template(self, finding: Finding) -> str:
         if "given" in finding.numbers:
-            return (
-                "At {3} {checked} compared with what engine {given_by} had computed for request {given} ({0}), which was"
-                " handed over at {1}, to this request at {2}. All {wrong} that can be compared differ, the first of them this"
-                " request's {place}. Whose KV they hold is not known."
-            )
+            return self.page.explanations["handed over"]
         if "owner" in finding.numbers:
             is_own = finding.numbers["owner_engine"] == finding.engine
             had = "the engine had" if is_own else "engines of equal caches had"
@@ -79,10 +48,7 @@ class ByteDrift(EngineRule[BlockCheck | Handoff]):
                 f" match: this request's {{place}} hold what {one} computed at {{0}} for request {{owner}}'s"
                 f" {{owner_place}}, under another {{other}}.{{left}}{_handed_over(finding)}"
             )
-        return (
-            "At {0} {checked} compared with the KV that was computed under the same hash, and {wrong} did not match."
-            "{of_all} {contents}"
-        )
+        return super().template(finding)
 
     def values(self, finding: Finding) -> dict[str, Any]:
         of = finding.numbers
@@ -113,16 +79,16 @@ def _of_another(wrong: WrongBlocks, beside: list[WrongBlocks], engine: Engine) -
     }
     if event.group is not None:
         numbers["owner_group"] = owner.event.group
-    if event.check_look == ADMITTED and (source := engine.references.left_by(block, beside)):
+    if event.check_look == ADMITTED and (source := engine.states[SharedReferences].left_by(block, beside)):
         numbers["source"] = source
     handoffs = _handoffs(event, owner.event, engine, numbers)
-    return Drift(numbers, [owner.event, *handoffs, event], grown=engine.references.is_known_of(wrong))
+    return Drift(numbers, [owner.event, *handoffs, event], grown=engine.states[SharedReferences].is_known_of(wrong))
 
 
 def _unlike_given(event: BlockCheck | Handoff, engine: Engine) -> tuple[Drift, ...]:
     """Loads with other content than was handed over to them: that of this event, or those of requests that take what this one
     says was computed, or handed over. A request that was preempted may have computed it in several versions."""
-    handoffs, loads_of = engine.handoffs, engine.references.loads_of
+    handoffs, loads_of = engine.handoffs, engine.states[SharedReferences].loads_of
     checks: dict[Place, tuple[BlockCheck, ...]] | None = None
     beside: BlockCheck | None = None
     if type(event) is Handoff:
@@ -139,7 +105,9 @@ def _unlike_given(event: BlockCheck | Handoff, engine: Engine) -> tuple[Drift, .
     found = []
     for place in pair.takers.keys() - pair.failed - pair.recomputed:
         for check in loads_of(*place) if checks is None else checks.get(place, ()):
-            if wrong := engine.references.unlike_given(check, (given.engine, given.request or ""), beside):
+            if wrong := engine.states[SharedReferences].unlike_given(
+                check, (given.engine, given.request or ""), beside
+            ):
                 _, computed = wrong[min(wrong)]
                 numbers = _numbers(check, wrong) | {"given_by": given.engine, "given": given.request}
                 found.append(Drift(numbers, [computed.event, given, pair.takers[place], check], grown=late))
@@ -149,6 +117,7 @@ def _unlike_given(event: BlockCheck | Handoff, engine: Engine) -> tuple[Drift, .
 def _numbers(event: BlockCheck, wrong: WrongBlocks) -> dict[str, Any]:
     """Of a check with wrong blocks, and the first of them."""
     return {
+        "where": mismatch.DIFFERS,
         "look": event.check_look,
         "looked": event.looked,
         "wrong": len(wrong),

@@ -10,6 +10,9 @@ from kvtrail.tracer.model import words
 MAX_NAMED = 4
 """Wrong blocks that a sentence names; the others are counted, and the witness has up to 64."""
 
+DIFFERS, EARLY, CHANGED = "differs", "early", "changed"
+WHERE = {"drift": DIFFERS, "early": EARLY, "rot": CHANGED}
+"""What a finding says of each kind of wrong block that a worker reports."""
 _CHECKED = {
     "computed": "blocks that this request computed",
     "loaded": "blocks that were loaded for this request",
@@ -32,6 +35,7 @@ def numbers(event: BlockCheck, kind: str) -> dict[str, Any] | None:
         return None
     columns = map(list, zip(*wrong[:MAX_NAMED], strict=True))
     return {
+        "where": WHERE[kind],
         "look": event.check_look,
         "looked": event.looked,
         "wrong": len(wrong),
@@ -55,10 +59,10 @@ def _one(blocks: str) -> str:
     return blocks.replace("blocks", "block", 1).replace(" were ", " was ", 1)
 
 
-def sentences(of: dict[str, Any], verb: str = "holds") -> dict[str, str]:
+def sentences(of: dict[str, Any]) -> dict[str, str]:
     """The parts of an explanation: what was checked, what applies to all wrong blocks, and what each of them holds. Where
     several were left so by the same request, one sentence says it."""
-    sources = _of_all(of["sources"])
+    sources, verb = _of_all(of["sources"]), "held" if of["where"] == EARLY else "holds"
     contents = []
     for number, holds in enumerate(of["holds"]):
         text = f"{_place(of, number)} {verb} {_content(holds, of['block_size'], of.get('group'))}"

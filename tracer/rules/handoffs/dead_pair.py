@@ -1,52 +1,71 @@
-"""dead-pair: no load from another engine goes well any more."""
-
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from kvtrail.tracer.events.events import Received
+from kvtrail.tracer.events.bounded import BoundedDict
+from kvtrail.tracer.events.events import Alloc, Received
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.rules.rule import PairRule
 
 LEAST = 8
 """Failed loads in a row: where a network loses one in five, eight in a row have a chance of three in a million."""
+MAX_PEERS = 1_000
+"""Other engines remembered."""
 
 
-class DeadPair(EngineRule[Received]):
-    """Every load from one other engine fails.
+class FailedLoads(NamedTuple):
+    """Loads from one engine that failed in a row: each but the first began after the one before it had failed, and none from
+    that engine has gone well since."""
 
-    Invariant: of eight loads from one engine, each begun after the one before it had failed, one is received.
+    first: Received
+    last: Received
+    failures: int
 
-    Loads that are under way at the same time count once: whatever ends them may be over. It is found once for a row, with the
-    engine that gives, and not for each request. Source: vLLM, `NixlPullConnectorWorker` keeps what it knows of another engine
-    until it shakes hands with a new one, so that a connection that is lost, or an engine that was started again under another
-    id, fails each request by itself: it is computed again, or ends with an error, by `kv_load_failure_policy`; the incident
-    is vLLM #27083 (https://github.com/vllm-project/vllm/issues/27083). Needs the engine that decodes, with all of its
-    requests recorded, and parameters that name the other one (`remote_engine_id`: NIXL).
-    """
 
+class FailingPeers:
+    """The loads that have failed in a row, by the id of the engine that gives."""
+
+    def __init__(self) -> None:
+        self._by_peer: BoundedDict[str, FailedLoads] = BoundedDict(MAX_PEERS)
+
+    def after(self, event: Received, alloc: Alloc, peer: str) -> FailedLoads | None:
+        """The row once this load has ended, which began with `alloc`; None if it went well."""
+        if not (event.failed or event.error is not None):
+            return None
+        row = self._by_peer.get(peer)
+        if row is None:
+            return FailedLoads(event, event, 1)
+        if alloc.sequence < row.last.sequence:  # loads that run at the same time fail of the same
+            return row
+        return FailedLoads(row.first, event, row.failures + 1)
+
+    def _enter_received(self, event: Received, engine: Engine) -> None:
+        if (load := _load_from_peer(event, engine)) is None:
+            return
+        alloc, peer = load
+        if (row := self.after(event, alloc, peer)) is not None:
+            self._by_peer[peer] = row
+        else:
+            self._by_peer.pop(peer, None)
+
+
+class DeadPair(PairRule[Received]):
     id = "dead-pair"
-    severity = Severity.WASTED_WORK
-    classes = ("N7",)
-    hint = (
-        "The engine that prefills is gone or was started again, or its address is wrong (`VLLM_NIXL_SIDE_CHANNEL_HOST`), or"
-        " the connection is lost and nobody makes a new one. Let the router leave the pair out, and restart the engine that"
-        " decodes."
-    )
+
+    State = FailingPeers
 
     def judge(self, event: Received, engine: Engine) -> Judgement:
-        load = engine.load_from_peer(event)
+        load = _load_from_peer(event, engine)
         if load is None:
             return None
-        alloc, taken = load
-        assert taken.handoff_peer is not None
-        row = engine.failing_peers.after(event, alloc, taken.handoff_peer)
+        alloc, peer = load
+        row = engine.states[FailingPeers].after(event, alloc, peer)
         if row is None:
             return OK
         if row.failures != LEAST or row.last is not event:
             return None
-        numbers = {"peer": taken.handoff_peer, "failed": row.failures, "gone": engine.handoffs.is_gone(event)}
+        numbers = {"peer": peer, "failed": row.failures, "gone": engine.handoffs.is_gone(event)}
         return Drift(numbers, [row.first, event])
 
     def template(self, finding: Finding) -> str:
@@ -60,3 +79,11 @@ class DeadPair(EngineRule[Received]):
         return {
             "gone": {"restarted": "was started again", "shut down": "has shut down"}.get(finding.numbers["gone"], "")
         }
+
+
+def _load_from_peer(event: Received, engine: Engine) -> tuple[Alloc, str] | None:
+    """The load that the event ends, and the engine that gives, if it is one from an engine with a known name."""
+    alloc = engine.loads.get(event.request or "")
+    pair = engine.handoffs.taken_by(event)
+    taken = None if pair is None else pair.takers.get((event.engine, event.request or ""))
+    return None if alloc is None or taken is None or taken.handoff_peer is None else (alloc, taken.handoff_peer)

@@ -1,47 +1,19 @@
-"""stale-handoff: a request has received blocks that the engine that prefilled had given back."""
-
 from __future__ import annotations
+
+from typing import Any
 
 from kvtrail.tracer.events.events import Read, Received, Xfer, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
+from kvtrail.tracer.rules.rule import EngineRule, PairRule
 
 
-class StaleHandoff(EngineRule[Read | Received | Xfer]):
-    """A request has received KV from blocks that the other engine had given back before.
-
-    Invariant: if a request receives a hand-off, the report of its reader reaches the engine that prefilled before that one
-    gives the blocks back, and before it is started again; where that engine writes itself, its writes have ended before.
-
-    Order is known by messages alone: the release and the reader's report are recorded by one recorder, and the load is that
-    of the same hand-off. Where that recorder is also the scheduler's, and block ids are recorded, the finding says whether
-    another request had been given the blocks by then. Only then, or where the engine was started again, another content is
-    known to have been read: otherwise a contract was broken, and `byte-drift` says whether the bytes were wrong.
-
-    Source: vLLM, a read of blocks that were released succeeds and no counter of the reading engine moves; the incidents
-    are vLLM #21570
-    (https://github.com/vllm-project/vllm/issues/21570) and aws-do-eks #84
-    (https://github.com/aws-samples/aws-do-eks/pull/84). Needs the spans of both engines, and a probe that sees readers'
-    reports or writes on the one that prefills (NIXL).
-    """
+class StaleHandoff(PairRule[Read | Received | Xfer]):
+    """What is found about the request that received the blocks (`taken`)."""
 
     id = "stale-handoff"
-    severity = Severity.WRONG_OUTPUT
-    harm_may_be_unknown = True
-    classes = ("C16",)
     needs_history = False
-    hint = (
-        "The lease of the prefill engine (`kv_lease_duration`) ran out while the request waited in the other engine's queue,"
-        " or its heartbeats did not arrive. Make the lease longer than the queue."
-    )
-    mitigation = "With `guard: heal` on both engines such a load is computed again."
-
-    restarted = (
-        "Engine {giver} kept the blocks of request {other} for another one at {0}, and was started again. At {1} a reader"
-        " reported to its new launch that it had read them. This request received them ({2}): what they hold is not its KV."
-    )
 
     def judge(self, event: Read | Received | Xfer, engine: Engine) -> Judgement:
         by_giver = isinstance(event, Read) or (isinstance(event, Xfer) and event.xfer_op == XferOp.WRITE)
@@ -72,6 +44,7 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
         if before is pair.released and ((is_read and pair.expired is None) or several):
             return Unknown.ORDER  # the late report is another's, or has come twice
         numbers = {
+            "where": "taken",
             "giver": late.engine,
             "other": late.request,
             "expired": before is pair.expired,
@@ -87,7 +60,7 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
 
     def template(self, finding: Finding) -> str:
         if finding.witness[0].kind == Kind.HANDOFF:
-            return self.restarted
+            return self.page.explanations["restarted"]
         why = "the lease had run out" if finding.numbers["expired"] else "the request was over"
         text = f"Engine {{giver}} gave the blocks of request {{other}} back at {{0}}: {why}. "
         report = "a reader reported that it had read them. This request received them"
@@ -100,3 +73,69 @@ class StaleHandoff(EngineRule[Read | Received | Xfer]):
                 end = ": nobody else had been given any of them by then, and they still held what was read."
                 return text + f"At {{1}} {report} ({{2}}){end}"
         return text + f"At {{1}} {report} ({{2}}): they may have been another request's by then."
+
+
+class ReadAfterRelease(EngineRule[Read | Xfer]):
+    """What is found about the request whose blocks were read, by the engine that gives alone (`given`)."""
+
+    id = "stale-handoff"
+    needs_history = False
+
+    def judge(self, event: Read | Xfer, engine: Engine) -> Judgement:
+        if isinstance(event, Xfer):
+            return _judge_write(event, engine)
+        pair = engine.handoffs.given_by(event)
+        freed = None if pair is None else pair.freed
+        if pair is None or freed is None:
+            return OK if engine.missing is None else engine.missing
+        if freed.recorder != event.recorder:
+            return Unknown.ORDER
+        if freed.sequence > event.sequence:
+            return OK  # it is heard again
+        late_s = round((event.start_ns - freed.end_ns) / 1e9, 3)
+        numbers = {"where": "given", "late_s": late_s, "expired": bool(freed.lease_expired)}
+        if pair.given_out is None:
+            return Drift(numbers, [freed, event], severity=Severity.BROKEN_CONTRACT)
+        return Drift(numbers, [freed, pair.given_out, event])
+
+    def template(self, finding: Finding) -> str:
+        text = "At {0} the request's blocks were given back: {why}. "
+        if "state" in finding.numbers:
+            if len(finding.witness) > 2:
+                text += "At {1} another request was given some of them. "
+            return (
+                text
+                + "The engine's own write of them to another one ended ({state}) {late_s} seconds after that release."
+            )
+        if len(finding.witness) > 2:
+            text += "At {1} another request was given some of them. "
+            return text + "At {2}, {late_s} seconds after they were given back, another instance read them."
+        return text + "At {1}, {late_s} seconds later, another instance read them."
+
+    def values(self, finding: Finding) -> dict[str, Any]:
+        return {"why": "their lease had expired" if finding.numbers["expired"] else "the request was over"}
+
+
+def _judge_write(event: Xfer, engine: Engine) -> Judgement:
+    """Whether the blocks were given back while the engine itself was writing them. One that fails may have failed before it
+    was posted."""
+    pair = engine.handoffs.given_by(event)
+    if event.xfer_op != XferOp.WRITE or event.xfer_state == XferState.POSTED or pair is None:
+        return None
+    released, has_failed = pair.released, event.xfer_state == XferState.FAILED
+    if released is None:
+        return OK if engine.missing is None else engine.missing
+    if released.recorder != event.recorder:
+        return Unknown.ORDER
+    if not engine.handoffs.is_late(event) or (has_failed and not pair.is_open(event)):
+        return None
+    late_s = round((event.end_ns - released.end_ns) / 1e9, 3)
+    numbers = {
+        "where": "given",
+        "late_s": late_s,
+        "expired": pair.expired is not None,
+        "state": event.xfer_state,
+    }
+    if pair.given_out is None or has_failed:
+        return Drift(numbers, [released, event], severity=Severity.BROKEN_CONTRACT)
+    return Drift(numbers, [released, pair.given_out, event])

@@ -1,53 +1,20 @@
-"""unacknowledged-handoff: a hand-off is needed no more, and the engine that prefilled never heard of it."""
-
 from __future__ import annotations
 
 from kvtrail.tracer.events.events import Free, Heartbeat, Read, Received, RequestEnd, Xfer
 from kvtrail.tracer.ledger.account import SCHEDULER
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.handoffs import ON_ITS_WAY_NS, Pair, is_known_since
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.rules.rule import PairRule
 
 KEPT_S = 1.0
 """A scheduler that ends a lease sooner than that after a worker's last report may not have heard of it. A worker has looked
 at all reports before it ends one."""
 
 
-class UnacknowledgedHandoff(EngineRule[Heartbeat | Free]):
-    """A hand-off was needed no more, and its blocks were kept until the lease ran out.
-
-    Invariant: if a request receives a hand-off, or ends without having tried to, its reader reports so to the engine that
-    prefilled, no later than ten seconds after both that and the lease's end are known.
-
-    Each side by itself is legal: a load that went well here, or a request that its caller ended or that found all of its
-    prompt in its own cache; a lease that ran out there. Together they say that the report was lost or never sent, and that
-    the blocks were kept for nobody. Where several ranks read from one, it waits for the report of each
-    (`notifications_expected`). After a load that failed, no report need follow.
-
-    And a rank gives its blocks back once as many of its readers have reported as there are, or once the writes by which it
-    hands them over have all ended well: a lease that ends at a later look at them, or a second later where the scheduler
-    ends it, was needed no more. The engine that prefills knows that alone.
-
-    Source: vLLM,
-    `NixlPullConnectorWorker._read_blocks` sends the report with the read, `NixlPullConnectorScheduler.request_finished` has
-    it sent for a request that ends before it was scheduled, and only a metric counts one that fails; the incidents are vLLM
-    #43541 (https://github.com/vllm-project/vllm/pull/43541), #18590 (https://github.com/vllm-project/vllm/pull/18590) and
-    #43509 (https://github.com/vllm-project/vllm/pull/43509), where a report that comes before the worker knows the request
-    is dropped. Needs a probe that sees the ends of leases on the engine that prefills (NIXL, Mooncake, MoRIIO), and the
-    spans of the other one or the reports of its readers.
-    """
-
+class UnacknowledgedHandoff(PairRule[Heartbeat | Free]):
     id = "unacknowledged-handoff"
-    severity = Severity.LEAK
-    classes = ("C13",)
     needs_history = False
-    hint = (
-        "The reader's report did not arrive, or none is sent for a request that needs nothing: look for"
-        " `notification_failed` in the log of the engine that decodes, and at the network between the two. The prefill"
-        " engine's pool is held for as long as its lease. If all reports did arrive, it did not heed them: look for"
-        " `unrecognized request` in its log."
-    )
 
     def judge(self, event: Heartbeat | Free, engine: Engine) -> Judgement:
         if isinstance(event, Free):

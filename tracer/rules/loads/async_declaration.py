@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from kvtrail.tracer.events.events import Alloc, Lookup, Received, Schedule
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.rules.rule import RequestRule
 
 
 def synchronous_load(account: Account) -> Alloc | None:
@@ -19,20 +19,7 @@ def synchronous_load(account: Account) -> Alloc | None:
 
 
 class AsyncDeclaration(RequestRule[Lookup | Received | Schedule]):
-    """A load does not run as its lookup declared: synchronously or asynchronously.
-
-    Invariant: an answer of 0 tokens is synchronous; a request with an asynchronous load runs only after the load was
-    received; a synchronous load is over when its step is, and is never reported as received.
-
-    Source: vLLM, `KVConnectorBase_V1.get_num_new_matched_tokens` ("must be False if the first element is 0") and
-    `Scheduler.schedule`, which lets such a request wait for the workers' report. The incident is vLLM #54301
-    (https://github.com/vllm-project/vllm/pull/54301). Needs the lookup alone, or every event since the allocation.
-    """
-
     id = "async-declaration"
-    severity = Severity.CRASH
-    classes = ("C20",)
-    hint = "The flag is a constant of the connector. Make it depend on whether there is anything to load, and how."
     needs_history = False
 
     def judge(self, event: Lookup | Received | Schedule, account: Account) -> Judgement:
@@ -57,16 +44,8 @@ class AsyncDeclaration(RequestRule[Lookup | Received | Schedule]):
     def template(self, finding: Finding) -> str:
         match finding.numbers.get("async"):
             case True:
-                return (
-                    "At {0} the connector answered that there is nothing to load, and that it loads it asynchronously."
-                )
+                return self.page.explanations["nothing to load"]
             case False:
-                return (
-                    "At {0} {allocated} tokens were allocated for a load that the lookup had declared synchronous. At {1} its"
-                    " end is reported as that of an asynchronous one: the request may have run without it."
-                )
+                return self.page.explanations["reported"]
             case _:
-                return (
-                    "At {0} {allocated} tokens began to load asynchronously. At {1.label} the request runs from token"
-                    " {begins}, and the load has not been received."
-                )
+                return self.page.explanations["running"]

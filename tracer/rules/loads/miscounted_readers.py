@@ -1,69 +1,62 @@
-"""miscounted-readers: the engine that prefilled counts the readers of its blocks wrong."""
-
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from kvtrail.tracer.events.events import Read, Sent, Xfer, XferOp, XferState
 from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.ledger.account import REMEMBERED_READERS, Account, Evidence
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.ledger.account import Account, Evidence
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.rules.rule import RequestRule
+
+MAX_REPORTS = 256
+"""Reports of readers, and reads, remembered of a request."""
+
+
+@dataclass(slots=True)
+class Readers:
+    """Who reads for a request, and who reads its blocks.
+
+    Attributes:
+        reports: those of the readers of the request's blocks, in the order in which they were heard.
+        reading: the reads of another engine's blocks that its workers have begun.
+    """
+
+    reports: list[Read] = field(default_factory=list)
+    reading: list[Xfer] = field(default_factory=list)
+
+    def _enter_read(self, event: Read, account: Account) -> None:
+        if len(self.reports) < MAX_REPORTS:
+            self.reports.append(event)
+
+    def _enter_xfer(self, event: Xfer, account: Account) -> None:
+        begins = event.xfer_op == XferOp.READ and event.xfer_state == XferState.POSTED
+        if begins and len(self.reading) < MAX_REPORTS:
+            self.reading.append(event)
 
 
 class MiscountedReaders(RequestRule[Sent | Xfer]):
-    """Blocks are given back before each of their readers has reported.
-
-    Invariant: unless the lease has run out, blocks that a rank keeps for another engine are given back after as many
-    different readers have reported to it as each report says there are (`notifications_expected`); and from one rank of
-    another engine no more ranks read for a request than their reports say.
-
-    A count of reports is not one of readers: one report that arrives twice, or two requests that share a hand-off, can make
-    it complete while another rank is reading. And a number that lacks a dimension (pipeline or context-parallel ranks) is
-    complete too early for every request. Source: vLLM, `NixlPullConnectorWorker._get_new_notifs` counts reports, and
-    `TransferTopology.dcp_consumer_count` says how many there will be; the incident is vLLM #46332
-    (https://github.com/vllm-project/vllm/pull/46332). Needs a probe that sees readers' reports on the engine that prefills,
-    in the process of its scheduler (NIXL's pull on one rank), or reads on the one that decodes (NIXL's pull, MoRIIO).
-    """
-
     id = "miscounted-readers"
-    severity = Severity.WRONG_OUTPUT
-    classes = ("C16",)
+    State = Readers
     needs_history = False
-    hint = (
-        "One rank was counted twice: a report was sent again, or the router used the `kv_transfer_params` twice. Or the"
-        " number of expected reports is computed from the tensor-parallel sizes alone: compare both engines' parallel sizes."
-    )
-
-    repeated = (
-        "One reader reported at {0} and again at {1}. At {2} the blocks were given back, when {readers} of {expected} readers"
-        " had reported: the others may still have been reading."
-    )
-    too_few = (
-        "At {0} a reader reported, one of {expected}. At {1} the blocks were given back, when {readers} of them had reported:"
-        " the others may still have been reading."
-    )
-    too_many = (
-        "Two of this request's ranks read from rank {peer_rank} of engine {peer}, since {0} and {1}. With them {readers} do,"
-        " and the report of each says that there are {expected}: that engine gives the blocks back before all have read."
-    )
 
     def judge(self, event: Sent | Xfer, account: Account) -> Judgement:
+        readers: Readers = account.states[Readers]
         if isinstance(event, Xfer):
-            return _judge_reading(event, account.evidence.reading)
-        evidence = account.evidence
-        if not evidence.reads or evidence.sent is not None or len(evidence.reads) == REMEMBERED_READERS:
+            return _judge_reading(event, readers.reading)
+        evidence, reports = account.evidence, readers.reports
+        if not reports or evidence.sent is not None or len(reports) == MAX_REPORTS:
             return None
         by_rank: dict[tuple[str, int], list[Read]] = defaultdict(list)
-        for read in evidence.reads:
+        for read in reports:
             if not read.notifications_expected:
                 return Unknown.PROBE
             by_rank[read.recorder, read.rank].append(read)
-        if all(read.notifications_expected == 1 for read in evidence.reads):
+        if all(read.notifications_expected == 1 for read in reports):
             return OK
-        if any(read.recorder != event.recorder for read in evidence.reads):
+        if any(read.recorder != event.recorder for read in reports):
             return Unknown.ORDER
         if evidence.freed is not None:
             return None if evidence.freed.lease_expired else Unknown.ORDER
@@ -77,8 +70,8 @@ class MiscountedReaders(RequestRule[Sent | Xfer]):
 
     def template(self, finding: Finding) -> str:
         if finding.witness[-1].kind == Kind.XFER:
-            return self.too_many
-        return self.repeated if len(finding.witness) == 3 else self.too_few
+            return self.page.explanations["too many"]
+        return self.page.explanations["repeated" if len(finding.witness) == 3 else "too few"]
 
 
 def _judge_reading(event: Xfer, before: Sequence[Xfer]) -> Judgement:

@@ -6,8 +6,8 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import Drift, Finding, Severity
-from kvtrail.tracer.rules import DeadlineRule, Pending
+from kvtrail.tracer.model.findings import Drift, Finding
+from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
 MARGIN_S = 60.0
 """How much later than the connector's own patience."""
@@ -32,27 +32,7 @@ def within_s(event: Event, tokens: int, engine: Engine) -> float:
 
 
 class StuckLoad(DeadlineRule):
-    """An asynchronous load has not been received in time.
-
-    Invariant: an allocation with x > 0 for an asynchronous load is followed by the load's completion within 120 seconds and a
-    second for each 1,000 tokens that the connector is loading, and a load error by the load's completion or the
-    request's next step within 120 seconds, unless the request ends. Where the connector declares that it waits for longer for
-    another engine, it is that and a minute.
-
-    The time counts in which the scheduler made steps, since completions are reported in steps, and begins again with
-    the end of each transfer that began before the load or with it: it may have been the other's turn. An error alone
-    resumes nobody. An answer of 'ask me later' is no load and may be repeated. Source: vLLM, a request in
-    WAITING_FOR_REMOTE_KVS waits for the workers' report for ever; the incidents are vLLM #53095
-    (https://github.com/vllm-project/vllm/issues/53095) and dynamo #5012
-    (https://github.com/ai-dynamo/dynamo/issues/5012). Needs every event of the request.
-    """
-
     id = "stuck-load"
-    severity = Severity.HANG
-    classes = ("C12",)
-    hint = (
-        "The sender's lease ran out, a notification was lost, or an error was swallowed: report it as `failed_recving`."
-    )
     after_s = AFTER_S
 
     def pending(self, account: Account, engine: Engine) -> Pending | None:
@@ -77,14 +57,8 @@ class StuckLoad(DeadlineRule):
 
     def template(self, finding: Finding) -> str:
         if "failed_blocks" in finding.numbers:
-            return (
-                "At {error} {failed_blocks} of the request's blocks were reported as not loaded. {waited_s} seconds later the"
-                " request has neither run again nor ended."
-            )
-        return (
-            "At {0:epoch} {allocated} tokens began to load asynchronously. {waited_s} seconds later the load is neither"
-            " finished nor failed, and the request waits. {counted_s} of them count."
-        )
+            return self.page.explanations["load error"]
+        return self.page.explanations["open load"]
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"error": finding.witness[-1]}

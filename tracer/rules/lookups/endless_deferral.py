@@ -1,38 +1,17 @@
-"""endless-deferral: a connector says 'ask me later' again and again."""
-
 from __future__ import annotations
 
 from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import Drift, Finding, Severity
-from kvtrail.tracer.rules import DeadlineRule, Pending
+from kvtrail.tracer.model.findings import Drift, Finding
+from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
 MARGIN_S = 60.0
 """How much later than the connector's own patience."""
 
 
 class EndlessDeferral(DeadlineRule):
-    """A lookup is answered with 'ask me later' for minutes.
-
-    Invariant: a row of lookups of one request that are all answered with 'ask me later' ends within 120 seconds in which it
-    was asked, or could have been, unless the request ends; where the connector declares that it waits for longer, within that
-    and a minute.
-
-    Such answers are legal while something that the request needs is under way: a lookup in a remote store, or a store or load
-    of the same chunks that began before. What begins later is no reason. vLLM asks again in every step that has a slot and
-    tokens left, so while an engine is busy, one such answer may stay the last one for long. Source: vLLM,
-    `Scheduler.schedule` skips such a request in every step and has no deadline for it; the incident is vLLM #44294
-    (https://github.com/vllm-project/vllm/issues/44294). Needs every event of the request.
-    """
-
     id = "endless-deferral"
-    severity = Severity.HANG
-    classes = ("C12", "N6")
-    hint = (
-        "The lookup waits for an answer that never comes, or for a load of another request. Give up after a while and answer"
-        " 0: vLLM then computes the tokens itself."
-    )
     after_s = 120.0
     """How long a row of such answers may last: longer than a lookup in any store."""
 

@@ -3,33 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrail.tracer.events.events import Lookup
-from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.rules.rule import EngineRule
 
 
 class PhantomHit(EngineRule[Lookup]):
-    """A lookup claims chunks that were never stored, or were evicted.
-
-    Invariant: the keys that a lookup claims are among those that were stored and not evicted since.
-
-    Source: the meaning of a hit; the incidents are vLLM #53314 (https://github.com/vllm-project/vllm/pull/53314) and
-    LMCache #1922 (https://github.com/LMCache/LMCache/pull/1922). Needs a connector that names its keys and is the
-    only one that writes to its store (OffloadConnector), at level `detailed`. Of every chunk it is known whether it is held,
-    until events are lost; after that of each that was stored, evicted or claimed since, and of all of them after a reset or a
-    whole list (`kv.holdings`).
-    """
-
     id = "phantom-hit"
-    severity = Severity.WRONG_OUTPUT
-    level = Level.DETAILED
-    classes = ("C3",)
-    hint = "The index is ahead of the store: an entry made before the copy has ended, or left after an eviction."
-    explanation = (
-        "At {0} the connector claimed {claimed} chunks{tokens}. Its store does not hold {missing} of them, the first with key"
-        " {key}: never stored, or evicted since."
-    )
 
     def judge(self, event: Lookup, engine: Engine) -> Judgement:
         if not event.chunk_keys:

@@ -1,37 +1,42 @@
 from __future__ import annotations
 
 from kvtrail.tracer.events.capabilities import Capability
-from kvtrail.tracer.events.events import Lookup, StorePlan
+from kvtrail.tracer.events.events import Lookup, Reset, Store, StorePlan, TransferEnd
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.rules.rule import EngineRule
+
+
+class Resets:
+    """The last reset of each connector that has stored nothing since."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Reset] = {}
+
+    def _enter_reset(self, event: Reset, engine: Engine) -> None:
+        if event.succeeded is not False:
+            self.of[event.connector_id] = event
+
+    def _enter_store(self, event: Store, engine: Engine) -> None:
+        self.of.pop(event.connector_id, None)
+
+    def _enter_store_plan(self, event: StorePlan, engine: Engine) -> None:
+        if self.of and event.transfer_id is None and not event.chunk_present:
+            self.of.pop(event.connector_id, None)
+
+    def _enter_transfer_end(self, event: TransferEnd, engine: Engine) -> None:
+        plan = engine.jobs.get(event.job)
+        has_copied = isinstance(plan, StorePlan) and not (plan.chunk_present or event.failed)
+        if plan is None or has_copied:  # one that is not known may have been a store
+            self.of.pop(event.connector_id, None)
 
 
 class ResetHit(EngineRule[Lookup | StorePlan]):
-    """The connector still finds chunks after a reset of its cache.
-
-    Invariant: after `reset_cache`, h = 0 until something has been stored again, or e = 0 where the connector hides h; and no
-    chunk that is to be stored is there already.
-
-    A reset of vLLM's own prefix cache alone does not reach the connector, and a hit after it is legal. A reset that the
-    connector refused changes nothing. One that it answered with nothing, perhaps since it does not implement it, is a
-    success to vLLM and its caller. Source: vLLM, `Scheduler.reset_connector_cache`, called when weights were changed;
-    the incidents are vLLM #57727 (https://github.com/vllm-project/vllm/issues/57727) and #41956
-    (https://github.com/vllm-project/vllm/pull/41956). Needs a connector with recorded stores, and every event of the
-    engine since the reset; where h is hidden, all of its events. What another engine hands on (the capability
-    `receives_once`) is in no cache.
-    """
-
     id = "reset-hit"
-    severity = Severity.WRONG_OUTPUT
-    classes = ("C24",)
-    hint = (
-        "The reset reaches one tier, one rank or one process only, or is not implemented: clear the index, the store behind"
-        " it and all caches, or answer False."
-    )
+    State = Resets
 
     def judge(self, event: Lookup | StorePlan, engine: Engine) -> Judgement:
-        reset = engine.resets.get(event.connector_id)
+        reset = engine.states[Resets].of.get(event.connector_id)
         if reset is None:
             return None
         plans = (plan for (owner, _), plan in engine.jobs.items() if owner == event.connector_id)

@@ -5,31 +5,13 @@ from typing import Any
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import Store, StorePlan
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.rules.rule import RequestRule
 from kvtrail.tracer.rules.stores.store_gap import hole
 
 
 class RetriedLookup(RequestRule[Store | StorePlan]):
-    """A repeated lookup changed what the connector stores.
-
-    Invariant: after k lookups and one allocation the connector's state is that after one lookup: the first store of the
-    epoch begins at or before max(h, c), not at a multiple of it.
-
-    Asking many times is legal: vLLM asks again in every pass in which no blocks could be allocated. Source: vLLM,
-    `Scheduler.schedule`; the incident is LMCache #4508 (https://github.com/LMCache/LMCache/issues/4508), where two hits
-    of 512 moved the store's watermark to 1024. Needs the capability `reports_all_stores`, for the
-    reasons that `store-gap` gives, and every event of the epoch.
-    """
-
     id = "retried-lookup"
-    severity = Severity.WASTED_WORK
-    classes = ("C6",)
-    hint = "The lookup adds to a counter. Set it at the allocation instead, or set it to a value rather than add to it."
-    explanation = (
-        "The lookup was asked {asked} times before blocks were allocated, {hits}. At {last} the"
-        " store begins at {begins}, though only {held} tokens are held: every repetition has moved the beginning."
-    )
 
     def judge(self, event: Store | StorePlan, account: Account) -> Judgement:
         if type(event) is Store and event.role != SCHEDULER:

@@ -3,8 +3,8 @@ from __future__ import annotations
 from kvtrail.tracer.events.contract import NOT_NEW, breach, new_at_most
 from kvtrail.tracer.events.events import Lookup
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.rules.rule import RequestRule
 
 
 def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
@@ -25,26 +25,7 @@ def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
 
 
 class StaleLookup(RequestRule[Lookup]):
-    """A cached lookup answer was handed out without regard to the computed tokens.
-
-    Invariant, for every call, cached answers included: e <= max(0, min(h, N) - c), where e is the answer, h the matched
-    prefix, c the computed tokens and N the request's tokens, all at the moment of the call.
-
-    Source: vLLM, `KVConnectorBase_V1.get_num_new_matched_tokens`; the incident is LMCache #2158
-    (https://github.com/LMCache/LMCache/issues/2158). Needs the event alone where the connector shows h or says that the
-    answer was cached; otherwise an earlier lookup of the same request. Answers that the connector says it recomputed are
-    left to over-report.
-    """
-
     id = "stale-lookup"
-    severity = Severity.CRASH
-    classes = ("C1",)
-    hint = (
-        "A lookup result is remembered per request and reused after a preemption or a prefix-cache hit. Remember the"
-        " matched length, never the difference, and subtract the current num_computed_tokens at every call."
-        " LMCache: upgrade from 0.3.10 to 0.3.11 or later."
-    )
-    mitigation = "Until then, KVTRAIL_GUARD=heal keeps the engine alive."
     needs_history = False
 
     def judge(self, event: Lookup, account: Account) -> Judgement:

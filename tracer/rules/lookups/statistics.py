@@ -4,29 +4,13 @@ from typing import Any
 
 from kvtrail.tracer.events.events import Stats
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.rules.rule import RequestRule
 
 
 class Statistics(RequestRule[Stats]):
-    """The engine's statistics of cached tokens contradict themselves.
-
-    Invariant: 0 <= external <= cached <= N, and the tokens counted as asked of the connector = N - c of the lookup, once
-    in each admission; 0 if the lookup's answer was discarded.
-
-    Hits stay counted when the load fails later, as vLLM intends, and the request may then be admitted and counted again.
-    Source: vLLM's counters must not decrease, or Prometheus' client raises and the engine dies with it; the incidents are
-    LMCache #2912 (https://github.com/LMCache/LMCache/issues/2912), vLLM #36752
-    (https://github.com/vllm-project/vllm/pull/36752) and #37354 (https://github.com/vllm-project/vllm/pull/37354). Needs
-    the event alone; every event of the admission for the tokens asked.
-    """
-
     id = "statistics"
-    severity = Severity.WRONG_METRICS
-    classes = ("C9",)
-    hint = "The two counters are of different admissions: one was kept over a preemption, the other was not."
     needs_history = False
-    explanation = "At {0} the engine's statistics say: {counts}. But {broken}."
 
     def judge(self, event: Stats, account: Account) -> Judgement:
         broken = _broken(event, account)

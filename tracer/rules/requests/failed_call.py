@@ -1,5 +1,3 @@
-"""failed-call: the connector raised an exception."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -7,9 +5,9 @@ from typing import Any
 from kvtrail.tracer.events.events import Alloc, Event, Failure, Load, Lookup
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import KnownBy, RequestRule
-from kvtrail.tracer.rules.loads.short_load import wanted
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement
+from kvtrail.tracer.rules.loads.incomplete_load import wanted
+from kvtrail.tracer.rules.rule import RequestRule
 
 OF_THE_GUARD = "ContractBreach"
 """With this an error begins that `guard: raise` raised, and not the connector."""
@@ -17,28 +15,10 @@ CALLS = {Kind.LOOKUP: "get_num_new_matched_tokens", Kind.ALLOC: "update_state_af
 
 
 class FailedCall(RequestRule[Failure | Lookup | Alloc]):
-    """A call of the connector raised an exception.
-
-    Invariant: no call of the connector raises, neither one of the scheduler's nor one of a worker's.
-
-    vLLM catches none of them: the engine's process ends, and with it every request. What the guard raises under `raise` is no
-    fault of the call, and a load that fails and is reported (`get_block_ids_with_load_errors`, `failed_recving`) is no
-    exception. A load of the same step that brought too little is cited, since it could no longer be reported. Source: vLLM,
-    `EngineCore.run_engine_core` and `WorkerProc.worker_busy_loop`; the incidents are vLLM #56841
-    (https://github.com/vllm-project/vllm/pull/56841) and LMCache #4133 (https://github.com/LMCache/LMCache/issues/4133).
-    Needs the event alone. Where another rule has found something in the request, that explains it, and this one is silent.
-    """
-
     id = "failed-call"
-    severity = Severity.CRASH
-    known_by = KnownBy.EXCEPTION
-    classes = ("C1", "C4", "C7", "C17")
-    hint = (
-        "The exception is where a contradiction came to light, not always where it began: look at the request's other"
-        " findings first, then at its last events."
-    )
+    only_with = "error"
     needs_history = False
-    steps_back = True
+    yields_to_other_rules = True
 
     def judge(self, event: Failure | Lookup | Alloc, account: Account) -> Judgement:
         if event.error is None or event.error.startswith(OF_THE_GUARD):

@@ -4,38 +4,36 @@ from typing import Any
 
 from kvtrail.tracer.events.events import Preempt
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.rules.rule import EngineRule
 
 IN_VAIN = 3
 """This many consecutive preemptions that free nothing are no accident."""
 
 
+class Preemptions:
+    """Consecutive preemptions, with no request scheduled in between."""
+
+    def __init__(self) -> None:
+        self.row: list[Preempt] = []
+
+    def _enter_preempt(self, event: Preempt, engine: Engine) -> None:
+        self.row = [*self.since_run(engine), event]
+
+    def since_run(self, engine: Engine) -> list[Preempt]:
+        """Those since the last step of a request."""
+        return [each for each in self.row if each.sequence > engine.ran_number]
+
+
 class IdlePreemption(EngineRule[Preempt]):
-    """Requests are preempted one after the other and no block becomes free.
-
-    Invariant: after k >= 3 preemptions in one step, at least k blocks are free: each of the requests held at least one that
-    it shared with nobody.
-
-    A single preemption may free nothing at once: a connector may fence its blocks until a store has ended. Source: vLLM,
-    `Scheduler.schedule` preempts until an allocation succeeds; the incident is vLLM #49674
-    (https://github.com/vllm-project/vllm/issues/49674). Needs the pool's free blocks and every event of the engine between
-    the preemptions.
-    """
-
     id = "idle-preemption"
-    severity = Severity.WASTED_WORK
-    classes = ("C15",)
-    hint = "The freed blocks are fenced for stores that are under way. Wait for them, rather than preempt the next."
-    explanation = (
-        "Between {first} and {last} {preempted} requests were preempted in a row, and the pool still has {free} free blocks:"
-        " their work is lost for nothing."
-    )
+    State = Preemptions
 
     def judge(self, event: Preempt, engine: Engine) -> Judgement:
         if event.blocks_free is None:
             return None
-        step = [each for each in (*engine.preemptions, event) if each.scheduler_step == event.scheduler_step]
+        before = engine.states[Preemptions].since_run(engine)
+        step = [each for each in (*before, event) if each.scheduler_step == event.scheduler_step]
         row = list({each.request: each for each in step}.values())  # each child of a MultiConnector reports every one
         if event.blocks_free >= len(row):
             return OK

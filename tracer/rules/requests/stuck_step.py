@@ -1,48 +1,40 @@
-"""stuck-step: a step of the scheduler does not end, and the requests in it wait."""
-
 from __future__ import annotations
 
 from typing import Any
 
 from kvtrail.tracer.events.events import Event, Heartbeat, LoadPlan
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
 from kvtrail.tracer.model.words import singular
-from kvtrail.tracer.rules import EngineRule, KnownBy
+from kvtrail.tracer.rules.rule import EngineRule
 
 STUCK_S = 240.0
 """How long a step may take: vLLM itself ends an engine after 300 s (`VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS`), but only if it has
 several workers, and only if these do not answer."""
 
 
+class InStep:
+    """The first of the latest heartbeats between which no step has begun, requests ran, and nothing was paused."""
+
+    def __init__(self) -> None:
+        self.first: Heartbeat | None = None
+
+    def _enter_heartbeat(self, event: Heartbeat, engine: Engine) -> None:
+        if not event.scheduler_running or event.scheduler_paused:
+            self.first = None
+        elif self.first is None or self.first.scheduler_step != event.scheduler_step:
+            self.first = event
+
+
 class StuckStep(EngineRule[Heartbeat]):
-    """A step of the scheduler does not end, though requests run.
-
-    Invariant: while the scheduler runs requests and is not paused, it begins a step at least every 240 seconds.
-
-    One finding for the engine, with what was open in it. A scheduler whose requests have ended, load, wait for their callers'
-    next input, or are paused need make no step, and `poll-starvation` judges what a connector holds then. Time is the
-    recorder's: none passes while no heartbeat comes. Source: vLLM, `MultiprocExecutor.collective_rpc` waits 300 seconds for
-    its workers, and `UniProcExecutor` and the connector's calls on the scheduler's side for ever; the incident is
-    LMCache #4759 (https://github.com/LMCache/LMCache/issues/4759). Needs heartbeats that report the scheduler's steps and how
-    many requests it runs; no other event.
-    """
-
     id = "stuck-step"
-    severity = Severity.HANG
-    known_by = KnownBy.DEADLINE
-    classes = ("C12",)
+    State = InStep
     needs_history = False
-    hint = (
-        "A call of the connector, a copy, or another worker does not return: take a stack dump of the engine's processes"
-        " (`py-spy dump`), and restart the engine. What the connector waits for needs a time-out, after which the load is"
-        " reported as failed."
-    )
 
     def judge(self, event: Heartbeat, engine: Engine) -> Judgement:
         if event.scheduler_step is None or event.scheduler_running is None:
             return None
-        since = engine.in_step
+        since = engine.states[InStep].first
         goes_on = since is None or since.scheduler_step != event.scheduler_step
         if goes_on or since is None or not event.scheduler_running or event.scheduler_paused:
             return OK

@@ -1,46 +1,78 @@
-"""key-collision: one key stands for the KV of two identities."""
-
 from __future__ import annotations
 
-from kvtrail.tracer.events.events import LoadPlan, Lookup, StorePlan
+from dataclasses import dataclass, field
+
+from kvtrail.tracer.events.events import Evict, LoadPlan, Lookup, RequestStart, Reset, StorePlan
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.rules.rule import EngineRule
+
+MAX_WRITERS = 100_000
+"""Chunks, and versions of adapters, that are remembered."""
+
+
+@dataclass(slots=True)
+class Writer:
+    """The request that wrote a stored chunk.
+
+    Attributes:
+        identity: adapter and salt of the request that stored it first.
+        store: that plan.
+        version: of the adapter, when the chunk was copied last; None without an adapter, or where it is not known.
+    """
+
+    identity: str
+    store: StorePlan
+    version: str | None = None
+
+
+@dataclass(slots=True)
+class Writers:
+    """Who wrote the chunks in an engine's stores: chunks outlast the requests that stored them.
+
+    Attributes:
+        of: by connector and key, who stored the chunk first.
+        versions: by identity and version of its adapter, the number of the last start of a request with it: the adapter was
+            not replaced before.
+    """
+
+    of: dict[tuple[str, str], Writer] = field(default_factory=dict)
+    versions: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def _enter_request_start(self, event: RequestStart, engine: Engine) -> None:
+        if event.identity is not None and event.adapter_version is not None and len(self.versions) < MAX_WRITERS:
+            self.versions[event.identity, event.adapter_version] = event.sequence
+
+    def _enter_store_plan(self, event: StorePlan, engine: Engine) -> None:
+        """What is copied has the weights of the request's adapter."""
+        identity, version = engine.met.get(event.request or "", (None, None))
+        if identity is None or len(self.of) >= MAX_WRITERS:
+            return
+        for key in event.chunk_keys or ():
+            writer = self.of.setdefault((event.connector_id, key), Writer(identity, event, version))
+            if not event.chunk_present and writer.identity == identity and writer.version != version:
+                writer.store, writer.version = event, version
+
+    def _enter_evict(self, event: Evict, engine: Engine) -> None:
+        if event.chunk_key is not None:
+            self.of.pop((event.connector_id, event.chunk_key), None)
+
+    def _enter_reset(self, event: Reset, engine: Engine) -> None:
+        if event.succeeded is not False:
+            self.of = {key: writer for key, writer in self.of.items() if key[0] != event.connector_id}
 
 
 class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
-    """Requests with different adapters or salts use a chunk under the same key.
-
-    Invariant: a request finds, loads and stores a chunk only under keys that no request with another identity has stored,
-    where the identity is the adapter and the cache salt; and it finds and loads no chunk that was stored with another version
-    of its adapter's weights.
-
-    The same tokens under another adapter have other KV, and a salt keeps callers apart. An adapter that is loaded again
-    under its name, from another path or in place, may have other weights: then what was stored before has to be forgotten,
-    or the key has to say the version. A copy of the same weights is the same version, and a chunk that is copied again has
-    the version of that request. A request that is under way when its adapter is replaced may run with either weights: so
-    what was stored counts as of its version if a request with that version began afterwards, and is unknown otherwise.
-    Source: vLLM mixes name, path and salt into its block hashes (`generate_block_hash_extra_keys`), and before 0.32 the
-    name alone; the incidents are vLLM #44250 (https://github.com/vllm-project/vllm/issues/44250) and #42125
-    (https://github.com/vllm-project/vllm/issues/42125). Needs a connector that names its keys, and every event of the
-    engine since the store.
-    """
-
     id = "key-collision"
-    severity = Severity.WRONG_OUTPUT
-    classes = ("N1",)
-    hint = (
-        "The key is made of the tokens alone: mix in adapter and salt, or take vLLM's own block hashes. Reset the connector's"
-        " cache when an adapter is replaced under its name."
-    )
+    State = Writers
 
     def judge(self, event: Lookup | LoadPlan | StorePlan, engine: Engine) -> Judgement:
         identity, version = engine.met.get(event.request or "", (None, None))
         if identity is None or not event.chunk_keys:
             return None
-        is_known = False
+        writers, is_known = engine.states[Writers], False
         for key in event.chunk_keys:
-            writer = engine.writers.of.get((event.connector_id, key))
+            writer = writers.of.get((event.connector_id, key))
             if writer is None:
                 continue
             is_known = True
@@ -55,7 +87,7 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
             if version is None or writer.version is None or type(event) is StorePlan:
                 continue  # what it copies again is its own
             if writer.version != version:
-                if engine.writers.versions.get((identity, writer.version), -1) < writer.store.sequence:
+                if writers.versions.get((identity, writer.version), -1) < writer.store.sequence:
                     return Unknown.UNSEEN  # it may have run when the adapter had been replaced already
                 numbers |= {"version": version, "other_version": writer.version}
                 return Drift(numbers, [writer.store, event])
@@ -63,12 +95,5 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
 
     def template(self, finding: Finding) -> str:
         if "version" in finding.numbers:
-            return (
-                "At {0} the chunk with key {key} was stored by request {other}, with version {other_version} of its"
-                " adapter's weights. The adapter was replaced under its name: at {1} this request, with version {version},"
-                " uses the same chunk."
-            )
-        return (
-            "At {0} the chunk with key {key} was stored by request {other}, with {other_identity}. At"
-            " {1} this request, with {identity}, uses the same key: what the one computed is read by the other."
-        )
+            return self.page.explanations["version"]
+        return self.page.explanations["identity"]

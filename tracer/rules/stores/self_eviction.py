@@ -1,40 +1,65 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from kvtrail.tracer.events.capabilities import Capability
-from kvtrail.tracer.events.events import StorePlan
+from kvtrail.tracer.events.events import Evict, Plan, RequestEnd, StorePlan
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
-from kvtrail.tracer.rules import EngineRule
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
+from kvtrail.tracer.rules.rule import EngineRule
+
+
+class PushedOut(NamedTuple):
+    """A chunk that left the store, and its first token in the request."""
+
+    event: Evict
+    start: int
+
+
+class OwnChunks:
+    """The chunks of one engine's open requests.
+
+    Attributes:
+        pushed_out: by request and key, its own chunks that its stores have pushed out of a store without tiers and without
+            others' chunks.
+    """
+
+    def __init__(self) -> None:
+        self.pushed_out: dict[str, dict[str, PushedOut]] = {}
+        self._placed: dict[str, list[tuple[str, int, int, Sequence[str]]]] = {}
+        """By request, chunks that follow each other: their connector, their first token in the request, the tokens of each (1
+        if that is not known), and their keys."""
+
+    def _enter_load_plan(self, event: Plan, engine: Engine) -> None:
+        if event.chunk_keys and event.start is not None and event.request in engine.met:
+            placed = event.connector_id, event.start, event.chunk_size or 1, event.chunk_keys
+            self._placed.setdefault(event.request, []).append(placed)
+
+    _enter_store_plan = _enter_load_plan
+
+    def _enter_evict(self, event: Evict, engine: Engine) -> None:
+        """A request's store may have made room. A store that holds others' chunks, too, may well think these more useful."""
+        request, key = event.pushed_by, event.chunk_key
+        if request not in self._placed or event.pool_tier is not None or key is None:
+            return
+        placed = [each for each in self._placed[request] if each[0] == event.connector_id]
+        place = next((each for each in placed if key in each[3]), None)
+        if place is None or not engine.keys(event.connector_id).holds_nothing_but(
+            {k for each in placed for k in each[3]}
+        ):
+            return
+        _, start, size, keys = place
+        self.pushed_out.setdefault(request, {})[key] = PushedOut(event, start + keys.index(key) * size)
+
+    def _enter_request(self, event: RequestEnd, engine: Engine) -> None:
+        self._placed.pop(event.request or "", None)
+        self.pushed_out.pop(event.request or "", None)
 
 
 class SelfEviction(EngineRule[StorePlan]):
-    """A store pushes out a chunk that comes before it in the same prompt.
-
-    Invariant: when chunk k of a request is stored, no chunk j < k is absent that the request's own stores have pushed out of
-    a store that held no other request's chunks.
-
-    Lookups find only prefixes, so a chunk behind a hole is never found. Where the store holds the chunks of several requests,
-    which of them goes is a matter of its policy; a chunk that only leaves one tier for another is not lost.
-
-    Source: prefix lookup, as all connectors of vLLM have it; the incident is pegaflow #396
-    (https://github.com/novitalabs/pegaflow/issues/396). Needs a connector that names its keys and who pushed a chunk out,
-    and is the only one that writes to its store (OffloadConnector), and every event of the engine since the request began. A
-    connector that declares that its store evicts any chunk (`evicts_any`: vLLM's OffloadingConnector) is not judged: there it
-    is a matter of the store's size.
-    """
-
     id = "self-eviction"
-    severity = Severity.WASTED_WORK
-    classes = ("C21",)
-    hint = (
-        "The prompt is longer than the store has room, and its first chunks count as used longest ago: keep a prefix while"
-        " its request stores, and store no more than there is room for."
-    )
-    explanation = (
-        "At {0} the chunk with key {key}, which begins at token {position} of the request, left the store, which held no"
-        " other request's chunks, to make room for another one of the same request. At {1} the request's chunk at token"
-        " {start} is stored behind the hole: no lookup finds it until the other is stored again."
-    )
+    State = OwnChunks
 
     def judge(self, event: StorePlan, engine: Engine) -> Judgement:
         if event.chunk_present or not event.count or not event.chunk_keys or event.start is None:
@@ -43,8 +68,11 @@ class SelfEviction(EngineRule[StorePlan]):
             return None
         if event.request not in engine.met:
             return engine.missing
+        pushed_out = engine.states[OwnChunks].pushed_out.get(event.request)
+        if not pushed_out:
+            return OK
         known = engine.keys(event.connector_id)
-        for key, out in engine.own_chunks.pushed_out.get(event.request, {}).items():
+        for key, out in pushed_out.items():
             ours = out.event.connector_id == event.connector_id and key not in event.chunk_keys
             if ours and out.start < event.start and known.holds(key) is False:
                 return Drift({"key": key, "position": out.start, "start": event.start}, [out.event, event])

@@ -1,40 +1,16 @@
-"""state-boundary: a recurrent state is stored for a length at which no step ended."""
-
 from __future__ import annotations
 
 from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 from kvtrail.tracer.events.events import StorePlan
-from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.block_table import BlockTable, blocks_by_group
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import Groups, RequestRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.rules.rule import RequestRule
 
 
 class StateBoundary(RequestRule[StorePlan]):
-    """The connector stores a recurrent state for a length at which no step ended.
-
-    Invariant: a block that a plan stores of a recurrent group at place i of its table is not the null block, and no step of
-    the request with several tokens ran from before (i + 1) x b tokens to behind them, b the group's block size, unless
-    another one ended there.
-
-    A step leaves one state, that after its last token. vLLM ends a prompt's steps where states are to be kept, but not at
-    each multiple of b; it does not fill the places between. Steps with speculative tokens are not counted: of them vLLM keeps
-    the state at a multiple of b that was accepted. It judges groups of `mamba_cache_mode` `align` without checkpoints within
-    a step. Source: vLLM, `Scheduler._mamba_block_aligned_split`; the incidents are LMCache #5004
-    (https://github.com/LMCache/LMCache/pull/5004) and vLLM #53084 (https://github.com/vllm-project/vllm/issues/53084). Needs
-    block ids (level `detailed`), a probe that reads plans by group, and every event of the request.
-    """
-
     id = "state-boundary"
-    severity = Severity.WRONG_OUTPUT
-    groups = Groups.EACH
-    level = Level.DETAILED
-    classes = ("C22", "N2")
-    hint = (
-        "The connector takes a state for each place of the table, as for attention. Store those that vLLM hands over"
-        " (`boundary_state_offloads`), or those of the ends of steps."
-    )
+    only_with = "blocks_ids"
 
     def judge(self, event: StorePlan, account: Account) -> Judgement:
         table = account.evidence.blocks

@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrail.tracer.events.capabilities import Capability
-from kvtrail.tracer.events.events import Store, StorePlan
+from kvtrail.tracer.events.events import RequestEnd, Store, StorePlan
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
-from kvtrail.tracer.rules import Groups, RequestRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.rules.rule import RequestRule
 
 
 def hole(event: Store | StorePlan, account: Account) -> int | None:
@@ -23,35 +23,12 @@ def held_until(connector_id: str, account: Account) -> int:
     return max(0 if stored is None else stored.end, account.evidence.matched.get(connector_id, 0))
 
 
-class StoreGap(RequestRule[Store | StorePlan]):
-    """The connector leaves a hole in what it stores of a request.
-
-    Invariant: a store begins at or before max(end of the stores before it, h), where h is the matched prefix: lookups
-    find only prefixes, so what lies behind a hole is never found again.
-
-    Chunks that were in the store already count as stored. That the connector reports them, too, has to be declared: recorded
-    contents cannot replace it. That nobody was seen to store a block hash says that the store lacks it only of a connector
-    that declares that nothing else comes into its store. And whether another request has stored it is known in the order of
-    the engine's events, and not after a loss of any: a hole would be a drift or none by the order of arrival, and a loss
-    elsewhere would make one. Source: prefix lookup, as all connectors of vLLM have it; the
-    incidents are LMCache #3012 (https://github.com/LMCache/LMCache/pull/3012) and vLLM #47235
-    (https://github.com/vllm-project/vllm/pull/47235). Needs the capability `reports_all_stores`
-    (OffloadConnector, LMCache), and every event of the epoch.
-    """
-
+class StoreGap(RequestRule[Store | StorePlan | RequestEnd]):
     id = "store-gap"
-    severity = Severity.WASTED_WORK
-    groups = Groups.FULL
-    classes = ("C21",)
-    hint = (
-        "The store cursor was moved by something that stored nothing: a failed store, a hit counted twice, an eviction."
-    )
-    explanation = (
-        "Up to token {hole_from} the request was stored or found in the store. At {last} the next store begins at {hole_to}:"
-        " tokens {hole_from} to {hole_to} are missing, and a lookup by prefix will never get past them."
-    )
 
-    def judge(self, event: Store | StorePlan, account: Account) -> Judgement:
+    def judge(self, event: Store | StorePlan | RequestEnd, account: Account) -> Judgement:
+        if type(event) is RequestEnd:
+            return _judge_end(event, account)
         if type(event) is Store and event.role != SCHEDULER:
             return None
         if event.epoch != account.epoch or not event.has(Capability.REPORTS_ALL_STORES):
@@ -65,8 +42,38 @@ class StoreGap(RequestRule[Store | StorePlan]):
             return None  # retried-lookup judges it
         before = account.evidence.stored.get(event.connector_id)
         matched = account.evidence.matched.get(event.connector_id)
-        numbers = {"hole_from": begins, "hole_to": event.start, "matched": matched or 0}
+        numbers = {"where": "between stores", "hole_from": begins, "hole_to": event.start, "matched": matched or 0}
         return Drift(numbers, [event] if before is None else [before.last, event])
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"last": finding.witness[-1]}
+
+
+def _judge_end(event: RequestEnd, account: Account) -> Judgement:
+    """Whether the stores of a request reach its prompt's end, as far as it was computed."""
+    step, stored = account.evidence.schedule, account.evidence.stored
+    if step is None or not stored:
+        return None
+    judged = False
+    drifts = []
+    for connector_id, each in stored.items():  # one end is recorded for all children of a MultiConnector
+        store, size = each.last, each.last.chunk_size
+        if not size or not store.has(Capability.REPORTS_ALL_STORES):
+            continue
+        if isinstance(store, StorePlan) and not store.count:
+            continue  # the connector said that it had no room
+        if account.prompt is None:
+            return Unknown.UNSEEN
+        judged = True
+        reached = min(account.prompt, step.computed)
+        wanted, held = reached // size * size, held_until(connector_id, account)
+        if held < wanted:
+            numbers = {
+                "where": "at the end",
+                "prompt": account.prompt,
+                "computed": reached,
+                "held": held,
+                "wanted": wanted,
+            }
+            drifts.append(Drift(numbers, [store, step, event], connector=store.connector))
+    return tuple(drifts) or (OK if judged else None)

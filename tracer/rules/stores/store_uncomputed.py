@@ -2,27 +2,12 @@ from __future__ import annotations
 
 from kvtrail.tracer.events.events import Event, Schedule, StorePlan
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
-from kvtrail.tracer.rules import Groups, RequestRule
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.rules.rule import RequestRule
 
 
 class StoreUncomputed(RequestRule[StorePlan]):
-    """The connector stores tokens that are not computed, or may still be rejected.
-
-    Invariant: a store's end <= n + s - d, where the step that plans it begins at n and runs s tokens of the request, d of
-    them speculative: the KV of drafts is overwritten when they are rejected. Before the first step, a store's end <= c + x
-    of the allocation.
-
-    Source: vLLM, `Scheduler.update_from_output` takes rejected tokens back; the incident is LMCache #886
-    (https://github.com/LMCache/LMCache/issues/886). Needs a probe that reads plans, and the plan alone; where the recorded
-    plans do not say what their step runs, every step of the request.
-    """
-
     id = "store-uncomputed"
-    severity = Severity.WRONG_OUTPUT
-    groups = Groups.FULL
-    classes = ("C22",)
-    hint = "Count placeholders and drafts out: store up to the tokens computed before the step, or up to the verified ones."
     needs_history = False
 
     def judge(self, event: StorePlan, account: Account) -> Judgement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kvtrail.tracer.detect.kept import KeptHandOff
+from kvtrail.tracer.detect.retained_blocks import KeptHandOff
 from kvtrail.tracer.serve.api.process_state import Live
 
 MAX_ROWS = 500

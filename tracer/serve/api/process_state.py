@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.kept import KeptHandOff
+from kvtrail.tracer.detect.retained_blocks import KeptHandOff
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.recorders import Recorders

@@ -15,7 +15,7 @@ from kvtrail.tracer.events.events import Event, Handoff, Side, Unfamiliar
 from kvtrail.tracer.events.semconv import SCOPE
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode, otlp_json
-from kvtrail.tracer.ledger import handoff_clocks
+from kvtrail.tracer.ledger import clock_offset
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import FINAL, EngineState
@@ -253,9 +253,9 @@ def in_time(links: list[HandoffLink], own: Sequence[Event | None], reader: Reade
         others = [] if account is None else [event for each in reader.spans_of(account) if (event := _event(each))]
         given, taken = (events, others) if link.side == Side.GIVES else (others, events)
         link.engine_name = None if link.engine is None else names.get(link.engine, link.engine)
-        if (held := handoff_clocks.kept(given)) is not None:
+        if (held := clock_offset.kept(given)) is not None:
             link.kept_from_ns, link.kept_to_ns, link.expired, link.read_ns = held
-        apart = handoff_clocks.ahead(given, taken, is_only_taker=link.takers <= 1)
+        apart = clock_offset.ahead(given, taken, is_only_taker=link.takers <= 1)
         link.ahead_least_ns, link.ahead_most_ns, link.ahead_ns = *apart, apart.likely_ns
     return links
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from kvtrail import __version__
 from kvtrail.tracer.events.spans import Span
-from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.rules import pages
 from kvtrail.tracer.serve.access import OnlyWithToken
 from kvtrail.tracer.serve.allowed_hosts import AllowedHosts, OnlyAllowedHosts
 from kvtrail.tracer.serve.api import (
@@ -98,12 +98,13 @@ class Fleet(BaseModel):
     pairs: list[dict[str, Any]]
     """What engines hand over to each other, since this tracer started: the engine that gives (`giver`) and the one that takes
     (`taker`, null where no request takes), each with its name (`giver_name`, `taker_name`), `handoffs`, their `tokens`, how
-    many ended so by `outcome` (`kvtrail.tracer.ledger.handoff_flows.Outcome`), the mean time from the arrival of a request
+    many ended so by `outcome` (`kvtrail.tracer.ledger.handoff_sums.Outcome`), the mean time from the arrival of a request
     that takes to the end of its load (`mean_wait_ns`, null where none has loaded)."""
     kept: list[dict[str, Any]]
     """What each engine keeps for others now: `engine`, `engine_name`, the engine that takes (`taker`, `taker_name`), the
-    `state` (`kvtrail.tracer.detect.kept.KeptFor`), how many `handoffs`, their `tokens` and `blocks`, the age of the oldest
-    (`oldest_ns`), its `request`, and the blocks of the engine's pool (`pool_blocks`, null where it is not known)."""
+    `state` (`kvtrail.tracer.detect.retained_blocks.KeptFor`), how many `handoffs`, their `tokens` and `blocks`, the age of
+    the oldest (`oldest_ns`), its `request`, and the blocks of the engine's pool (`pool_blocks`, null where that is not
+    known)."""
 
 
 def application(
@@ -257,13 +258,13 @@ def _add_routes(api: APIRouter, process: Live, sender: OutboxSender | None, read
     def rules() -> list[dict[str, str]]:
         return [
             {
-                "id": rule.id,
-                "title": rule.title,
-                "severity": rule.severity,
-                "text": (type(rule).__doc__ or "").strip(),
-                "hint": rule.advice,
+                "id": rule,
+                "title": page.title,
+                "severity": page.severity,
+                "text": page.invariant,
+                "hint": page.advice,
             }
-            for rule in all_rules()
+            for rule, page in pages.every().items()
         ]
 
     @api.get("/spans", summary="Spans in the order of their arrival")

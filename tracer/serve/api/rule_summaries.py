@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from kvtrail.tracer.model.findings import WORST_FIRST, Severity
 from kvtrail.tracer.model.known import Sighting, place_of
 from kvtrail.tracer.model.outcomes import HARM, Impact
-from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.rules import pages
 from kvtrail.tracer.serve.api.filters import MAX_NS
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.store import FindingFilter, Reader
@@ -62,7 +62,7 @@ def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilt
         severities[each["rule"]] = min(so_far, each["severity"], key=WORST_FIRST.__getitem__)
     if not counts:
         return []
-    titles, known = {rule.id: rule.title for rule in all_rules()}, resolver.known
+    titles, known = {rule: page.title for rule, page in pages.every().items()}, resolver.known
     not_known: Counter[str] = Counter()
     for place, number in reader.finding_counts(which).items():
         if known.of(place) is None:

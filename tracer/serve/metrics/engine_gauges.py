@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.kept import KeptFor, KeptHandOff
+from kvtrail.tracer.detect.retained_blocks import KeptFor, KeptHandOff
 from kvtrail.tracer.liveness.recorders import INFO, Contact, RecorderState
 from kvtrail.tracer.model.findings import Finding
 

@@ -41,12 +41,12 @@ from kvtrail.tracer.events.events import (
 from kvtrail.tracer.events.losses import Lost
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
 from kvtrail.tracer.ledger.facts import Admitted, Breakdown, Fact, LoadReceived, Preempted, tiers_of
-from kvtrail.tracer.ledger.handoff_flows import OF_SIDE, HandedOver
+from kvtrail.tracer.ledger.handoff_sums import OF_SIDE, HandedOver
 from kvtrail.tracer.liveness.engine import EngineState, Launch, LossCause
 from kvtrail.tracer.liveness.recorders import INFO
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.model.markers import Marker
-from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.rules import pages
 from kvtrail.tracer.savings.transfers import TransferTimer
 from kvtrail.tracer.serve.errors import InternalErrors, Where
 from kvtrail.tracer.serve.metrics.bounded_series import OTHER, Series
@@ -263,7 +263,11 @@ class Metrics:
             *((self.errors, (call,)) for call in (Kind.LOOKUP, Kind.ALLOC)),
             *((self.load_failures, (report,)) for report in ("blocks", "completion")),
             *((self.requests, (outcome,)) for outcome in ("stopped", "length_capped", "aborted")),
-            *((self.findings, (rule.id, each, NOT_KNOWN)) for rule in all_rules() for each in rule.severities),
+            *(
+                (self.findings, (rule, each, NOT_KNOWN))
+                for rule, page in pages.every().items()
+                for each in page.severities
+            ),
             *((self.handoffs, (side, outcome)) for side, outcomes in OF_SIDE.items() for outcome in outcomes),
         ]
 

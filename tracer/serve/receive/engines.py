@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.kept import KeptHandOff, kept_handoffs
+from kvtrail.tracer.detect.retained_blocks import KeptHandOff, kept_handoffs
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event

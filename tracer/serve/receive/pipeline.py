@@ -15,8 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from kvtrail.tracer.detect.detector import GRACE_NS, MAX_REQUESTS, Detector
-from kvtrail.tracer.detect.kept import KeptHandOff
 from kvtrail.tracer.detect.pairs import Heard
+from kvtrail.tracer.detect.retained_blocks import KeptHandOff
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState

@@ -9,7 +9,7 @@ from kvtrail.tracer.capacity.online_curve import STRETCH_S, OnlineMissRatioCurve
 from kvtrail.tracer.events.events import Event, Reset
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
-from kvtrail.tracer.ledger.handoff_flows import HandedOver
+from kvtrail.tracer.ledger.handoff_sums import HandedOver
 from kvtrail.tracer.savings.counter import SavingsCounter
 from kvtrail.tracer.savings.waste import WastedTokens, wasted_of
 from kvtrail.tracer.serve.errors import InternalErrors, Where

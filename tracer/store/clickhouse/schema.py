@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.model.conditions import COUNTS, ENDING, TIMES, UNKNOWN
+from kvtrail.tracer.rules.old_names import OLD_NAMES
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Connection
 
-VERSION = 5
+VERSION = 6
 _LONGEST_HOURS = 20 * 366 * 24
 """ClickHouse's DateTime ends in 2106, and wraps around after it."""
 
@@ -126,6 +127,12 @@ FINDINGS = f"""CREATE TABLE IF NOT EXISTS kvtrail_findings (
 ) ENGINE = {{engine}}ReplacingMergeTree(written)
 ORDER BY id"""
 
+_CURRENT = f"transform(toString(rule), {[*OLD_NAMES]}, {[*OLD_NAMES.values()]}, toString(rule))"
+RENAMED = f"""ALTER TABLE kvtrail_findings UPDATE
+    body = replaceOne(body, concat('"rule":"', rule, '"'), concat('"rule":"', {_CURRENT}, '"')), rule = {_CURRENT}
+    WHERE rule IN {tuple(OLD_NAMES)} SETTINGS mutations_sync = 1"""
+"""Findings of rules that had other names before."""
+
 LANES = f"""CREATE TABLE IF NOT EXISTS kvtrail_lanes (
     {_DIMENSIONS}, request String, external String, connector LowCardinality(String),
     status LowCardinality(String), verdict LowCardinality(String), findings Int64, complete Bool,
@@ -203,7 +210,7 @@ ORDER BY tuple()"""
 _STATEMENTS = (
     SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, WASTE, ACTIVITY, ENGINES,
     LAUNCHES, LAUNCH_SETTINGS, HANDOFFS, MARKERS, MEASURES,
-    MEASURES_LATER,
+    MEASURES_LATER, RENAMED,
 )  # fmt: skip
 _ENDS = {
     "otel_traces": "toDateTime(Timestamp)",

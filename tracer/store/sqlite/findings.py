@@ -12,7 +12,8 @@ from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane, Window
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.model.known import Place, Sighting
+from kvtrail.tracer.model.known import NEVER_NS, Place, Sighting
+from kvtrail.tracer.rules.old_names import OLD_NAMES, current
 from kvtrail.tracer.store import EVERY, FindingFilter
 from kvtrail.tracer.store.sqlite.database import Database, an_object, readable, to_text
 
@@ -49,6 +50,19 @@ _PLACE = "json_array(rule, engine, connector)"
 """One value, which SQLite looks for among many four times as fast as for a row of three."""
 _LISTED = "(SELECT json_array(value ->> 0, value ->> 1, value ->> 2) FROM json_each(?))"
 _PUT_PLACE = "INSERT OR IGNORE INTO finding_places (kind, name)"
+
+
+def rename_rules(db: sqlite3.Connection) -> None:
+    """Make schema 6 of schema 5, within the open transaction: findings have the names that their rules have today."""
+    for statement in SCHEMA:  # an older store may lack some of it
+        db.execute(statement)
+    db.create_function("current_rule", 1, current, deterministic=True)
+    body = "CASE WHEN json_valid(body) THEN json_set(body, '$.rule', current_rule(rule)) ELSE body END"
+    old = "SELECT value FROM json_each(?)"
+    db.execute(
+        f"UPDATE findings SET rule = current_rule(rule), body = {body} WHERE rule IN ({old})", (to_text([*OLD_NAMES]),)
+    )
+    forget(db, since_ns=NEVER_NS)
 
 
 def put(db: sqlite3.Connection, findings: Sequence[Finding]) -> None:

@@ -12,17 +12,21 @@ from contextlib import closing
 from pathlib import Path
 
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.sqlite import launches, measures, structure
+from kvtrail.tracer.store.sqlite import findings, launches, measures, structure
 
 logger = logging.getLogger("kvtrail")
 
 APPLICATION_ID = int.from_bytes(b"kvtr")
 """What SQLite calls the program that a file belongs to; `file` shows it, too."""
 _NAME_AT = 68
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 _ROWS_ONLY = 2
 """The last schema in which each span was a row. It was never released."""
-CHANGES: dict[int, Callable[[sqlite3.Connection], None]] = {3: launches.add_settings, 4: measures.add_columns}
+CHANGES: dict[int, Callable[[sqlite3.Connection], None]] = {
+    3: launches.add_settings,
+    4: measures.add_columns,
+    5: findings.rename_rules,
+}
 """What makes the next schema of a store of this one, within the open transaction."""
 OWNERS = 0o600
 """The permissions of a store: prompts' ids, and who asked when, are its owner's alone."""

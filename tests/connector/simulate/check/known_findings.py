@@ -119,7 +119,7 @@ FINDINGS = (
     ),
     KnownFinding(
         id="lmcache-mp-in-vllm-stores-too-little",
-        rule="store-short",
+        rule="store-gap",
         connector="LMCacheMPConnector",
         extra=_SMALL_CHUNKS,
         lmcache="0.5.6",

@@ -17,11 +17,11 @@ from kvtrail.connector.simulate.check.points import POINTS
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, RULE, Failure
 from kvtrail.connector.simulate.conformance import features
-from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judge_of
+from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judges_of
 from kvtrail.connector.simulate.conformance.requirement import Feature, Level, Requirement
 from kvtrail.connector.simulate.conformance.requirements import FILE, REQUIREMENTS, load, of_level
 from kvtrail.connector.simulate.conformance.verdict import NEEDED
-from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.rules import pages
 
 SIMULATE = Path(simulate.__file__).parent
 VLLM = (
@@ -45,7 +45,7 @@ def test_ids_are_unique_and_say_the_level() -> None:
 
 def test_each_judge_belongs_to_a_requirement() -> None:
     judges = {judge for each in REQUIREMENTS for judge in each.judged_by}
-    assert judges == {rule.id for rule in all_rules()} | OTHERS.keys()
+    assert {judge if judge in OTHERS else judge.partition("/")[0] for judge in judges} == pages.files().keys() | OTHERS
 
 
 def test_each_feature_and_each_needed_subject_has_requirements() -> None:
@@ -87,7 +87,9 @@ def test_a_requirement_names_what_exists(requirement: Requirement) -> None:
     assert requirement.reached_by
     assert set(requirement.reached_by) <= POINTS.keys()
     assert requirement.judged_by
-    assert set(requirement.judged_by) <= RULES.keys() | OTHERS.keys()
+    assert {
+        judge if judge in OTHERS else judge.partition("/")[0] for judge in requirement.judged_by
+    } <= RULES.keys() | OTHERS
     assert (requirement.feature is None) == (requirement.level is Level.CORE)
     assert requirement.sentence.endswith(".")
     assert requirement.source
@@ -144,7 +146,7 @@ def test_each_observation_has_a_judge() -> None:
                     kinds.add(getattr(importlib.import_module(name), first.id))
     assert len(kinds) >= 6
     for kind in kinds:
-        assert judge_of(Failure(kind, "anything", "")) in OTHERS
+        assert judges_of(Failure(kind, "anything", ""))[0] in OTHERS
 
 
 def _called(function: ast.expr) -> str:
@@ -167,7 +169,7 @@ def _called(function: ast.expr) -> str:
     ],
 )
 def test_a_failure_is_its_judges(kind: str, what: str, judge: str) -> None:
-    assert judge_of(Failure(kind, what, "")) == judge
+    assert judges_of(Failure(kind, what, ""))[0] == judge
 
 
 def test_profiles_of_features_exist() -> None:

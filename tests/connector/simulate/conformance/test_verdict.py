@@ -52,10 +52,11 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
         *,
         at: Sequence[str] = (*POINTS,),
         present: Sequence[Feature] = (),
+        where: str = "",
     ) -> list[str]:
         monkeypatch.setattr(verdict, "reached", lambda played: Counter(at))
         small = SimpleNamespace(scenario=scenario, played=None)
-        found: Any = SimpleNamespace(failure=Failure(kind, what, ""), small=small)
+        found: Any = SimpleNamespace(failure=Failure(kind, what, "", where=where), small=small)
         return [each.id for each in verdict.broken_by(found, present)]
 
     return ids
@@ -121,7 +122,7 @@ def test_hits_prove_nothing_of_a_store_that_others_write() -> None:
 
 
 def test_a_feature_that_is_not_there_is_not_exercised() -> None:
-    of_it = results(ran("groups/hit", rules=["joint-boundary"]))["extended.groups.joint-boundary"]
+    of_it = results(ran("groups/hit", rules=["partial-hit"]))["extended.groups.joint-boundary"]
     assert of_it.result is Result.NOT_EXERCISED
     assert of_it.why == "the connector does not claim it (several KV cache groups), and it was not seen"
     refused = replace(SETTING, claimed=[], not_driven={"groups": "ValueError: no"})
@@ -157,14 +158,14 @@ def test_a_failure_with_several_ranks_is_none_of_core(broken: Broken) -> None:
     assert broken(RULE, "retried-lookup", RANKS) == ["extended.ranks.all-of-core"]
     assert broken(CRASH, "AssertionError", GROUPS) == ["extended.groups.all-of-core"]
     failing = replace(PLAIN, workers=Workers(load_failures=0.3))
-    assert broken(RULE, "store-failed-load", failing) == [
+    assert broken(RULE, "failed-load-used", failing, where="stored") == [
         "extended.failures.not-stored", "extended.failures.all-of-core",
     ]  # fmt: skip
 
 
 def test_no_failure_is_without_a_requirement(broken: Broken) -> None:
     """Even where the rule is one of a feature that the connector does not claim."""
-    assert broken(RULE, "joint-boundary") == ["extended.groups.joint-boundary"]
+    assert broken(RULE, "partial-hit", where="groups") == ["extended.groups.joint-boundary"]
 
 
 def test_a_failure_is_described_by_what_was_asked_for_where_possible(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_with_a_sound_connector_there_is_nothing_to_write(trace: Path, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--rule", "late-read"], "rule late-read does not appear"),
+        (["--rule", "stale-handoff"], "rule stale-handoff does not appear"),
         (["--connector", "NoSuchConnector"], "vLLM knows no connector 'NoSuchConnector'"),
         (["--recorder", "nobody"], "no recorder or engine 'nobody' is in it"),
         (["--config", "[1]"], "must be a JSON object"),

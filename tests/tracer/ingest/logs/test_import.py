@@ -306,7 +306,7 @@ def test_a_load_that_the_connector_skips_is_short(tmp_path: Path) -> None:
     )
     result = run("audit", str(write(tmp_path, [line])))
     assert result.exit_code == 1
-    assert "short-load" in result.output
+    assert "incomplete-load" in result.output
 
 
 def test_preemptions_that_are_printed_count_epochs(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from sidecar import Sidecar
 from wire import as_request, encoded
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.kept import KeptFor, KeptHandOff
+from kvtrail.tracer.detect.retained_blocks import KeptFor, KeptHandOff
 from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, Side
 from kvtrail.tracer.events.semconv import ENGINE_SPAN, POOL_BLOCKS, Kind
-from kvtrail.tracer.ledger.handoff_flows import OF_SIDE
+from kvtrail.tracer.ledger.handoff_sums import OF_SIDE
 from kvtrail.tracer.liveness.recorders import RecorderState
 from kvtrail.tracer.serve.metrics.bounded_series import MAX_ENGINES, OTHER, Series
 from kvtrail.tracer.serve.metrics.engine_gauges import engine_gauges
@@ -246,7 +246,7 @@ def test_a_series_that_alerts_look_at_begins_at_0(sidecar: Measured) -> None:
     sidecar.hear_parts(history("L 749 c0 h0 -> 0"))
     assert sidecar.value("kvtrail_findings_total", rule="stale-lookup", severity="crash", known="false") == 0
     for severity in ("wrong output", "broken contract"):
-        assert sidecar.value("kvtrail_findings_total", rule="late-read", severity=severity, known="false") == 0
+        assert sidecar.value("kvtrail_findings_total", rule="stale-handoff", severity=severity, known="false") == 0
     assert sidecar.value("kvtrail_connector_errors_total", call="kv.alloc") == 0
     assert sidecar.value("kvtrail_events_missing_total") == 0
 

@@ -25,14 +25,14 @@ from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 STORIES = {
     "well": (GIVES.format(digest="a") + TAKES + "read\nsent", []),
-    "crossed": (GIVES.format(digest="b") + TAKES + "read\nsent", ["crossed-handoff"]),
+    "crossed": (GIVES.format(digest="b") + TAKES + "read\nsent", ["handoff-mismatch"]),
     "stale": (
         GIVES.format(digest="a") + EXPIRED + TAKES + "read",
-        ["late-read", "stale-handoff"],
+        ["stale-handoff", "stale-handoff"],
     ),
     "second": (
         GIVES.format(digest="a") + TAKES + TAKES.replace("<d> ", "<d> b: ") + "read\nsent",
-        ["second-handoff"],
+        ["duplicate-load"],
     ),
 }
 

@@ -1,5 +1,0 @@
-"""Prints the documentation page of the rules."""
-
-from kvtrail.tracer.rules import as_markdown
-
-print(as_markdown(), end="")

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from kvtrail.tracer.events.capabilities import Capability
+from kvtrail.tracer.events.events import Lookup, Received
+from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
+from kvtrail.tracer.rules.rule import PairRule, RequestRule
+
+
+class DuplicateLoad(RequestRule[Lookup]):
+    """Where a lookup offers what its request has received already (`offered again`)."""
+
+    id = "duplicate-load"
+
+    def judge(self, event: Lookup, account: Account) -> Judgement:
+        loads, answer = account.evidence.loaded, event.answer
+        if not loads or answer is None:
+            return None
+        preempted = loads[0].alloc.epoch < event.epoch
+        if preempted:  # what another connector holds may be loaded
+            loads = tuple(load for load in loads if load.alloc.connector_id == event.connector_id)
+            if not loads or not event.has(Capability.RECEIVES_ONCE):
+                return None
+        elif account.evidence.schedule is not None:
+            return None
+        load = max(loads, key=lambda each: each.end)
+        if answer <= 0 or (not preempted and event.computed >= load.end):
+            return OK
+        numbers = {
+            "where": "offered again",
+            "received": load.alloc.allocated,
+            "computed": event.computed,
+            "returned": answer,
+            "preempted": preempted,
+        }
+        return Drift(numbers, [load.alloc, event], healed=event.refused is not None, severity=Severity.HANG)
+
+    def template(self, finding: Finding) -> str:
+        text = "Blocks for {received} tokens were allocated at {0:epoch}, and the tokens were received. "
+        if finding.numbers["preempted"]:
+            return text + (
+                "The request was preempted since, and they are lost: the engine that handed them on has given them up. At"
+                " {1:epoch} the connector offers {returned} tokens beyond the {computed} computed ones once more."
+            )
+        return text + (
+            "At {1.label} the request has not run, and the connector offers {returned} tokens beyond the {computed} computed"
+            " ones once more."
+        )
+
+
+class DuplicateHandoff(PairRule[Received]):
+    """Where two requests receive one hand-off (`received twice`)."""
+
+    id = "duplicate-load"
+    needs_history = False
+
+    def judge(self, event: Received, engine: Engine) -> Judgement:
+        pair = engine.handoffs.taken_by(event)
+        if pair is None or not engine.handoffs.receives(event):
+            return None
+        before = next(pair.received, None)
+        if before is None:
+            return OK
+        first, second = engine.handoffs.in_order(before.received, event)
+        numbers = {
+            "where": "received twice",
+            "key": before.event.handoff_keys[0],
+            "other": first.request,
+            "taker": first.engine,
+        }
+        return Drift(numbers, [first, second])

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvtrail.tracer.events.events import (
+    Alloc,
+    Evict,
+    LoadError,
+    LoadPlan,
+    Lookup,
+    RequestEnd,
+    Reset,
+    Schedule,
+    StorePlan,
+)
+from kvtrail.tracer.ledger.block_table import BlockTable
+from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
+from kvtrail.tracer.rules.rule import EngineRule
+
+MOST_STORES = 1000
+"""The latest stores of an engine that are remembered: those of a step, or of two where it is scheduled ahead."""
+MOST_ENDED = 64
+"""The latest requests with an error: `kv_load_failure_policy=fail` ends a request before it says which blocks failed."""
+MOST_CHUNKS = 10_000
+"""Wrong chunks that are remembered."""
+ERROR = "error"
+"""The outcome of a request that vLLM ended since its load failed."""
+
+
+class WrongChunk(NamedTuple):
+    """Who stored a chunk, and the error that came after it."""
+
+    store: StorePlan
+    error: LoadError
+
+
+@dataclass(slots=True)
+class WrongChunks:
+    """Chunks of an engine's stores that a step computed from a load that failed.
+
+    vLLM says after the step which blocks of a load within it have failed. What the step stored by then of a request with such
+    a block is wrong from that block on, though nothing is wrong with its key.
+
+    Attributes:
+        of: by connector and key.
+    """
+
+    of: dict[tuple[str, str], WrongChunk] = field(default_factory=dict)
+    _loading: dict[int, int] = field(default_factory=dict)
+    """By block, the sequence number of the allocation for the latest load within a step that writes it."""
+    _stores: deque[StorePlan] = field(default_factory=lambda: deque(maxlen=MOST_STORES))
+    _ended: dict[str, BlockTable] = field(default_factory=dict)
+
+    def _enter_alloc(self, event: Alloc, engine: Engine) -> None:
+        """A request is given blocks, to load what the lookup found."""
+        lookup = engine.last_lookup(event)
+        if not event.allocated or event.error is not None or event.blocks_ids is None or lookup is None:
+            return
+        end = lookup.computed + event.allocated
+        for size, ids in BlockTable(event).sized():
+            for block in ids[lookup.computed // size : -(-end // size)]:
+                if lookup.is_async:
+                    self._loading.pop(block, None)
+                else:
+                    self._loading[block] = event.sequence
+
+    def _enter_store_plan(self, event: StorePlan, engine: Engine) -> None:
+        """Chunks are stored. A store with a number may copy later, when the blocks have been computed again."""
+        if event.chunk_present:
+            return
+        if self.of:
+            self.forget(event.connector_id, *(event.chunk_keys or ()))
+        if self._loading and event.transfer_id is None and event.start is not None and event.chunk_size:
+            self._stores.append(event)
+
+    def _enter_request(self, event: RequestEnd, engine: Engine) -> None:
+        table = engine.tables.get(event.request or "")
+        if event.outcome == ERROR and table is not None and not event.free_delayed:
+            if len(self._ended) >= MOST_ENDED:
+                self._ended.pop(next(iter(self._ended)))
+            self._ended[event.request or ""] = table
+
+    def _enter_load_error(self, event: LoadError, engine: Engine) -> None:
+        """Loads have failed: what was stored since they began of a request with such a block, from it on, is wrong."""
+        failed = {block: self._loading.pop(block) for block in event.blocks_ids if block in self._loading}
+        for store in self._stores if failed else ():
+            table = engine.tables.get(store.request or "") or self._ended.get(store.request or "")
+            from_token = None if table is None else _first_wrong(table, failed, store)
+            if from_token is None or len(self.of) >= MOST_CHUNKS:
+                continue
+            for number, key in enumerate(store.chunk_keys or (), start=1):
+                if (store.start or 0) + min(number * (store.chunk_size or 0), store.count) > from_token:
+                    self.of[store.connector_id, key] = WrongChunk(store, event)
+
+    def forget(self, connector_id: str, *keys: str) -> None:
+        """These chunks are stored again, or have left the store."""
+        for key in keys:
+            self.of.pop((connector_id, key), None)
+
+    def _enter_evict(self, event: Evict, engine: Engine) -> None:
+        if event.chunk_key is not None:
+            self.forget(event.connector_id, event.chunk_key)
+
+    def _enter_reset(self, event: Reset, engine: Engine) -> None:
+        if event.succeeded is not False:
+            self.of = {chunk: why for chunk, why in self.of.items() if chunk[0] != event.connector_id}
+
+
+class FailedLoadUsed(EngineRule[Schedule | StorePlan | Lookup | LoadPlan]):
+    id = "failed-load-used"
+    State = WrongChunks
+
+    def judge(self, event: Schedule | StorePlan | Lookup | LoadPlan, engine: Engine) -> Judgement:
+        if type(event) is Schedule:
+            return _judge_step(event, engine)
+        return _judge_store(event, engine) if type(event) is StorePlan else _judge_hit(event, engine)
+
+
+def _judge_step(event: Schedule, engine: Engine) -> Judgement:
+    if not engine.invalid:
+        return None
+    table = engine.tables.get(event.request or "")
+    if table is None or not event.block_size:
+        return engine.missing or Unknown.LEVEL
+    for number, (size, ids) in enumerate(table.sized()):
+        needed = table.needed_from(number, event.computed)
+        for position, block in enumerate(ids[needed : -(-event.computed // size)], needed):
+            if block not in engine.invalid or event.request in engine.recomputing.get(block, ()):
+                continue
+            if not _may_be_computed_beside(event, block, engine):
+                numbers = {
+                    "where": "run on",
+                    "block": block,
+                    "first_invalid": position * size,
+                    "begins": event.computed,
+                }
+                return Drift(numbers, [engine.invalid[block], event])
+    return OK
+
+
+def _may_be_computed_beside(event: Schedule, block: int, engine: Engine) -> bool:
+    """Whether another request may compute the block to its end in this very step: the one that failed to load it, if it has
+    not run since, or one that has begun the block. Of a step's requests, new ones are recorded before running ones. The next
+    step of this request shows whether it did."""
+    step, owner = event.scheduler_step, engine.invalid[block].request or ""
+    if step is None:
+        return False
+    waits = owner != event.request and owner in engine.tables and owner not in engine.ran_since
+    begun = engine.recomputing.get(block, ())
+    return waits or any(each in engine.tables and engine.ran_since.get(each) != step for each in begun)
+
+
+def _judge_store(event: StorePlan, engine: Engine) -> Judgement:
+    if not engine.invalid or not event.blocks_ids or event.chunk_present:
+        return None
+    begun = engine.recomputing
+    failed = [b for b in event.blocks_ids if b in engine.invalid and event.request not in begun.get(b, ())]
+    if not failed:
+        return OK
+    numbers = {"where": "stored", "block": failed[0], "failed": len(failed), "count": event.count}
+    return Drift(numbers, [engine.invalid[failed[0]], event])
+
+
+def _judge_hit(event: Lookup | LoadPlan, engine: Engine) -> Judgement:
+    """Whether a lookup or a load names chunks that a step stored which ran on a failed load."""
+    if not event.chunk_keys:
+        return None
+    known = engine.states[WrongChunks].of
+    wrong = [key for key in event.chunk_keys if (event.connector_id, key) in known] if known else []
+    if not wrong:
+        return engine.keys(event.connector_id).unsure(event.chunk_keys) or OK
+    first = known[event.connector_id, wrong[0]]
+    numbers = {
+        "where": "found",
+        "key": wrong[0],
+        "other": first.store.request,
+        "wrong": len(wrong),
+        "found": len(event.chunk_keys),
+    }
+    return Drift(numbers, [first.store, first.error, event])
+
+
+def _first_wrong(table: BlockTable, failed: Mapping[int, int], store: StorePlan) -> int | None:
+    """The first token that a request has in a block with a failed load which was allocated for before the store; None if it
+    has none."""
+    places = (
+        number * size
+        for size, ids in table.sized()
+        for number, block in enumerate(ids)
+        if failed.get(block, store.sequence) < store.sequence
+    )
+    return min(places, default=None)

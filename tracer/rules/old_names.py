@@ -1,0 +1,38 @@
+"""The names that rules had before: stores, settings and commands that use them mean the rule of today."""
+
+from __future__ import annotations
+
+OLD_NAMES = {
+    "altered-handoff": "handoff-mismatch",
+    "byte-early": "byte-drift",
+    "byte-rot": "byte-drift",
+    "callers-gave-up": "stalled-connector",
+    "crossed-handoff": "handoff-mismatch",
+    "evicted-hit": "evicted-in-use",
+    "evicted-store": "evicted-in-use",
+    "failed-load-hit": "failed-load-used",
+    "failed-load-resume": "failed-load-used",
+    "joint-boundary": "partial-hit",
+    "late-read": "stale-handoff",
+    "never-admitted": "never-scheduled",
+    "rank-disagreement": "partial-hit",
+    "refetched-chunk": "evicted-in-use",
+    "second-handoff": "duplicate-load",
+    "second-load": "duplicate-load",
+    "short-handoff": "handoff-mismatch",
+    "short-load": "incomplete-load",
+    "stale-block": "plan-blocks",
+    "stalled-transfers": "stalled-connector",
+    "store-failed-load": "failed-load-used",
+    "store-short": "store-gap",
+    "store-under-load": "read-before-loaded",
+    "stuck-promotion": "never-scheduled",
+    "unloaded-hit": "read-before-loaded",
+    "unread-load": "incomplete-load",
+    "unselected-load": "load-range",
+}
+
+
+def current(rule: str) -> str:
+    """The name of a rule today; the same if it never had another."""
+    return OLD_NAMES.get(rule, rule)

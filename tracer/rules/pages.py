@@ -1,0 +1,114 @@
+"""The page of a rule: its words, in a Markdown file beside its code.
+
+The front matter is YAML and has the fields of `Page`. The text below it defines the invariant, and `## Runbook` begins what
+an operator does about a finding. Documentation, dashboard, api and findings show these words, which are read when first
+needed.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, structs
+
+from kvtrail.tracer.events.semconv import Level
+from kvtrail.tracer.model.findings import Severity
+
+_RUNBOOK = "\n## Runbook\n"
+
+
+class KnownBy(StrEnum):
+    """How a rule detects a fault."""
+
+    COUNT = "a wrong count"
+    """A number, a key or an order of events contradicts another one: known with the event that does."""
+    BYTES = "wrong bytes"
+    """A block holds other bytes than were computed: known when it is checked."""
+    EXCEPTION = "an exception"
+    """A call raised."""
+    DEADLINE = "a deadline"
+    """Something that could have happened did not, for a long time."""
+
+
+class Groups(StrEnum):
+    """What a rule says of a model with several KV cache groups."""
+
+    INDEPENDENT = "independent of them"
+    """It judges calls and counts of tokens, which are the same for all groups."""
+    EACH = "judged for each of them"
+    FULL = "judged for the first group of full attention"
+    """Its blocks hold all tokens; what other groups store and load is part of the same transfers."""
+    UNKNOWN = "not judged"
+
+
+class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The words of a rule.
+
+    Attributes:
+        title: what has gone wrong, as the heading of a finding.
+        severities: those that its findings may have, worst first.
+        classes: the classes of the taxonomy of drift that it decides: C1, C2, ...
+        hint: the usual cause of a finding, and its remedy.
+        mitigation: what keeps a production engine right until then.
+        known_by: how it detects a fault.
+        groups: what it says of a model with several KV cache groups.
+        level: the least level of recording at which it finds its drift.
+        explanation: a format string: `{0}` is the first witness (see `Witness.__format__`), `{name}` is one of the finding's
+            numbers.
+        explanations: several of them. A rule that judges in several places has one for each, by the finding's number `where`.
+        invariant: the invariant as a formula, its source, and what it needs, in Markdown.
+        runbook: what a finding means, what to look at, its usual causes, and what to do, in Markdown.
+    """
+
+    title: str
+    severities: tuple[Severity, ...]
+    classes: tuple[str, ...]
+    hint: str
+    mitigation: str = ""
+    known_by: KnownBy = KnownBy.COUNT
+    groups: Groups = Groups.INDEPENDENT
+    level: Level = Level.BASIC
+    explanation: str = ""
+    explanations: dict[str, str] = {}  # msgspec copies it
+    invariant: str = ""
+    runbook: str = ""
+
+    @property
+    def severity(self) -> Severity:
+        """The worst that a finding can do."""
+        return self.severities[0]
+
+    @property
+    def advice(self) -> str:
+        """The hint, and the mitigation if there is one."""
+        return f"{self.hint} {self.mitigation}".rstrip()
+
+
+@cache
+def files() -> dict[str, Path]:
+    """The file of each rule's page, by the rule's id, in alphabetical order."""
+    found = {path.stem.replace("_", "-"): path for path in Path(__file__).parent.glob("*/*.md")}
+    return dict(sorted(found.items()))
+
+
+@cache
+def page(rule: str) -> Page:
+    """The page of a rule, by its id.
+
+    Raises:
+        KeyError: there is no such rule.
+        msgspec.ValidationError: the front matter has other fields than a page.
+    """
+    _, front, text = files()[rule].read_text(encoding="utf-8").split("---\n", 2)
+    invariant, _, runbook = text.partition(_RUNBOOK)
+    words = msgspec.yaml.decode(front, type=Page)
+    return structs.replace(words, invariant=invariant.strip(), runbook=runbook.strip())
+
+
+@cache
+def every() -> dict[str, Page]:
+    """The pages of all rules, by the rule's id."""
+    return {rule: page(rule) for rule in files()}
