@@ -239,10 +239,10 @@ def test_who_writes_gives_the_blocks_back_while_it_does() -> None:
     )
     pair = play_pair(scenario, PUSH)
     assert pair.wrong.keys() == {"r-0"}
-    (stale,) = [finding for finding in pair.findings if finding.rule == "stale-handoff"]
+    (stale,) = [finding for finding in pair.findings if finding.numbers.get("where") == "taken"]
     assert pair.names[stale.request or ""] == "r-0"
     assert "its own write of them to the other engine ended" in stale.explanation
-    (late,) = [finding for finding in pair.findings if finding.rule == "stale-handoff"]
+    (late,) = [finding for finding in pair.findings if finding.numbers.get("where") == "given"]
     assert pair.names[late.request or ""] == "r-0"
     assert "The engine's own write of them to another one ended" in late.explanation
 
@@ -259,7 +259,7 @@ def test_an_engine_that_is_started_again_with_its_id_is_read_as_if_it_were_the_f
         assert (dict(pair.wrong), pair.findings) == ({}, [])
         return
     assert pair.wrong.keys() == {"r-0"}
-    (stale,) = [finding for finding in pair.findings if finding.rule == "stale-handoff"]
+    (stale,) = [finding for finding in pair.findings if finding.numbers.get("where") == "taken"]
     assert pair.names[stale.request or ""] == "r-0"
     assert "reported to its new launch" in stale.explanation
 
