@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     default="kvtrail-check",
     show_default=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for report.md, junit.xml, and the trace and the test of each failure.",
+    help="Folder for report.json, and the trace and the test of each failure.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for machines.")
 @click.pass_context

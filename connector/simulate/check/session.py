@@ -11,10 +11,10 @@ from itertools import count
 from typing import Any
 
 from kvtrail.connector.simulate.check import rehearsal
+from kvtrail.connector.simulate.check.coverage import reached
 from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired, pair_of
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
 from kvtrail.connector.simulate.check.ran import Ran
-from kvtrail.connector.simulate.check.reached import reached
 from kvtrail.connector.simulate.check.store_profiles import SMALL
 from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk

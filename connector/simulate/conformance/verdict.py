@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import sqrt
 
-from kvtrail.connector.simulate.check.points import POINTS
+from kvtrail.connector.simulate.check.coverage import POINTS, reached
 from kvtrail.connector.simulate.check.ran import Ran
-from kvtrail.connector.simulate.check.reached import reached
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.conformance import features
 from kvtrail.connector.simulate.conformance.judges import REST_RESET, REST_ROOM, RULES, judge_of, looked
-from kvtrail.connector.simulate.conformance.requirement import Feature, Level, Requirement
-from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS
+from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS, Feature, Level, Requirement
 from kvtrail.connector.simulate.judges.observer import BYTES, HITS
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from kvtrail.__main__ import main
 from kvtrail.connector import pytest_plugin
-from kvtrail.connector.simulate.conformance import table
+from kvtrail.connector.simulate.conformance import requirements
 
 ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
@@ -22,7 +22,7 @@ GITHUB = ROOT / "deploy" / "github"
 
 def test_the_table_of_requirements_is_current() -> None:
     (written,) = re.findall(r"<!-- requirements -->\n(.*)\n<!-- /requirements -->", PAGE, re.DOTALL)
-    assert written == table.as_markdown(), "python -m kvtrail.connector.simulate.conformance.table"
+    assert written == requirements.as_markdown(), f"python -m {requirements.__name__}"
 
 
 def test_the_plugin_s_options_are_documented() -> None:

@@ -13,13 +13,20 @@ from types import ModuleType
 import pytest
 
 from kvtrail.connector import simulate
-from kvtrail.connector.simulate.check.points import POINTS
+from kvtrail.connector.simulate.check.coverage import POINTS
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, RULE, Failure
 from kvtrail.connector.simulate.conformance import features
 from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judge_of
-from kvtrail.connector.simulate.conformance.requirement import Feature, Level, Requirement
-from kvtrail.connector.simulate.conformance.requirements import FILE, REQUIREMENTS, load, of_level
+from kvtrail.connector.simulate.conformance.requirements import (
+    FILE,
+    REQUIREMENTS,
+    Feature,
+    Level,
+    Requirement,
+    load,
+    of_level,
+)
 from kvtrail.connector.simulate.conformance.verdict import NEEDED
 from kvtrail.tracer.rules import all_rules
 

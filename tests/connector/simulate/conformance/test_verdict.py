@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from kvtrail.connector.simulate.check.points import POINTS
+from kvtrail.connector.simulate.check.coverage import POINTS
 from kvtrail.connector.simulate.check.ran import Ran
 from kvtrail.connector.simulate.check.session import Checked
 from kvtrail.connector.simulate.check.trial import CRASH, RULE, Failure
 from kvtrail.connector.simulate.conformance import verdict
-from kvtrail.connector.simulate.conformance.requirement import Feature
-from kvtrail.connector.simulate.conformance.requirements import of_level
+from kvtrail.connector.simulate.conformance.requirements import Feature, of_level
 from kvtrail.connector.simulate.conformance.verdict import Judged, Result, Setting, Verdict, judge, overall
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Workers
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
