@@ -187,7 +187,7 @@ def play(
     alone = schedulers[child - 1] if 0 < child <= len(schedulers) else None
     detector, checks = judged_alone(events, alone)
     found = [finding for held in detector.findings.values() for finding in held.values()]
-    observations = [] if observer is None else observer.observations()
+    observations = [] if observer is None else [*observer.seen.values()]
     if observed and (gap := left_out(events, alone)) is not None:
         observations.append(gap)
     return Played(

@@ -7,10 +7,12 @@ thousands of tokens stays readable.
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
+
+import msgspec
 
 from kvtrail.connector.known.nixl.stand_in.network import Schedule
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, VOCABULARY
@@ -238,7 +240,7 @@ class Scenario:
         pair: the second engine, and what lies between both; None if there is one.
     """
 
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[Arrival, ...] = ()
     aborts: tuple[Abort, ...] = ()
     resets: tuple[CachesReset, ...] = ()
     num_blocks: int = 64
@@ -269,17 +271,14 @@ class Scenario:
             ValueError: the data is no scenario; the text says why.
         """
         try:
-            known = dict(data)
-            known["arrivals"] = _arrivals(known.get("arrivals", ()))
-            known["aborts"] = tuple(Abort(**_timed(each)) for each in known.get("aborts", ()))
-            known["resets"] = tuple(CachesReset(**_timed(each)) for each in known.get("resets", ()))
-            known["groups"] = tuple(CacheGroup(**each) for each in known.get("groups", ()))
-            known["workers"] = _workers(known.get("workers", {}))
-            known["pair"] = _pair(known["pair"]) if known.get("pair") else None
-            _refuse_texts(known.get("settings", {}))
-            return cls(**known)
-        except (TypeError, KeyError, ValueError) as wrong:
+            if unknown := data.keys() - {each.name for each in fields(cls)}:
+                raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+            groups = tuple(CacheGroup(**each) for each in data.get("groups", ()))
+            made = replace(msgspec.convert({**data, "groups": ()}, cls), groups=groups)
+            _refuse_texts(made.settings)
+        except (TypeError, AttributeError, ValueError) as wrong:
             raise ValueError(f"not a scenario: {wrong}") from wrong
+        return made
 
 
 def _refuse_texts(settings: Mapping[str, Any]) -> None:
@@ -308,57 +307,21 @@ def tokens(segments: Iterable[Segment]) -> list[int]:
     return drawn
 
 
-def _arrivals(data: Iterable[Mapping[str, Any]]) -> tuple[Arrival, ...]:
-    named = ((each, {name: _segments(each.get(name, ())) for name in ("prompt", "output")}) for each in data)
-    return tuple(Arrival(**{**each, **segments}) for each, segments in named)
-
-
-def _segments(data: Iterable[Sequence[Any]]) -> tuple[Segment, ...]:
-    return tuple((str(seed), int(count)) for seed, count in data)
-
-
-def _pair(data: Mapping[str, Any]) -> Pair:
-    return Pair(
-        **{
-            **data,
-            "requests": tuple(map(_request, data["requests"])),
-            "decodes": _arrivals(data.get("decodes", ())),
-            "network": Schedule(**data.get("network", {})),
-            "prefill_returns": Return(data["prefill_returns"]) if "prefill_returns" in data else None,
-        }
-    )
-
-
-def _request(data: Mapping[str, Any]) -> Request:
-    named = {name: kind(data[name]) for name, kind in (("leaves", Point), ("mistake", Mistake)) if name in data}
-    return Request(**{**data, "prompt": _segments(data["prompt"]), **named})
-
-
-def _timed(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {**data, "when": When(data["when"])} if "when" in data else dict(data)
-
-
-def _workers(data: Mapping[str, Any]) -> Workers:
-    named = {name: tuple((str(what), int(at)) for what, at in data.get(name, ())) for name in ("ends", "fails")}
-    return Workers(**{**data, **named})
-
-
 def _sparse(thing: Any) -> dict[str, Any]:
-    """A dataclass as data, without fields that have their default."""
+    """A dataclass as JSON-ready data, without fields that have their default."""
     kept: dict[str, Any] = {}
     for each in fields(thing):
         value = getattr(thing, each.name)
-        if isinstance(value, tuple) and value and hasattr(value[0], "__dataclass_fields__"):
-            kept[each.name] = [_sparse(item) for item in value]
-        elif isinstance(value, tuple) and value and isinstance(value[0], CacheGroup):
-            kept[each.name] = declared(value)
-        elif isinstance(value, Workers):
-            if value != Workers():
-                kept[each.name] = {name: each for name, each in asdict(value).items() if each or name == "latest_steps"}
-        elif isinstance(value, Pair | Schedule):
-            kept[each.name] = _sparse(value)
-        elif value != each.default and value not in ((), {}):
-            kept[each.name] = (
-                dict(value) if isinstance(value, Mapping) else str(value) if isinstance(value, StrEnum) else value
-            )
+        if value != (each.default if each.default_factory is MISSING else each.default_factory()):
+            kept[each.name] = _plain(value)
     return kept
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return _sparse(value)
+    if isinstance(value, CacheGroup):
+        return declared((value,))[0]
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, StrEnum) else value

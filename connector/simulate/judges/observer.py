@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -161,12 +161,6 @@ class Observer:
         self._reset_step = self._stage.steps
         for request in self._stage.scheduler.running:
             self._enter(request)
-
-    def observations(self) -> list[Observation]:
-        """What was wrong; of KV that was not there in time, also when it came."""
-        worker = self._stage.worker
-        late = "" if worker is None or worker.model is None else worker.model.late.explained()
-        return [replace(each, text=each.text + late) if each.kind == BYTES else each for each in self.seen.values()]
 
     # What is left.
 
