@@ -10,7 +10,7 @@ import click
 
 from kvtrail.connector.commands.options import CONFIG, vllm_ready
 from kvtrail.connector.commands.sessions import OnProgress, end, runnable, watched
-from kvtrail.connector.simulate.check.profiles import OF_PAIRS, PROFILES
+from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES
 from kvtrail.tracer.commands.options import INCONCLUSIVE
 from kvtrail.tracer.reports import output_file
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "--profile",
     "profiles",
     multiple=True,
-    type=click.Choice((*PROFILES, *OF_PAIRS)),
+    type=click.Choice((*PROFILES, *PAIR_PROFILES)),
     help="Only this kind of workload; may be repeated.",
 )
 @click.option("--seed", default=0, show_default=True, help="The first seed; the same seed gives the same workloads.")

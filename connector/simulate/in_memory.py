@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,13 +33,20 @@ class InMemoryExporter:
 
     def __init__(self) -> None:
         self._held: list[EventTuple] = []
+        self._payloads: list[bytes] = []
+        """The same, as the export process would send it."""
         self._sealed = False
 
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
-        self._resource, self._span_id_base, self._base_ns = dict(resource), span_id_base, base_ns
+        self._encoder = Encoder(dict(resource), span_id_base, base_ns)
 
     def send(self, events: Sequence[EventTuple]) -> bool:
+        """
+        Raises:
+            Exception: as for `Exporter.send`: nothing is held of events that cannot be encoded as they are.
+        """
         if not self._sealed:
+            self._payloads += [*self._encoder.requests(events, BATCH)]
             self._held += events
         return True
 
@@ -57,27 +64,24 @@ class InMemoryExporter:
         sequence += numbers_of(self._held[-1]) - 1
         last_ns = max(end_ns for *_, end_ns, _, _ in self._held)
         kind, nobody = semconv.Kind.HEARTBEAT.value, (root, b"", "", True)
+        beats: list[EventTuple] = []
         steps = [values[_STEP] for recorded, *_, values in self._held if recorded == kind and values[_STEP] is not None]
         for after_s in range(0, later_s + 1, int(recorder.HEARTBEAT_S)):
             sequence, at_ns = sequence + 1, last_ns + after_s * 10**9
             said: list[Any] = [sequence, 0, False, *(None,) * (len(_HEARTBEAT) - 3)]
             if steps:  # the scheduler's own recorder
                 said[_STEP] = steps[-1] + 1 + after_s
-            self._held.append((kind, b"", nobody, sequence, 0, 0, at_ns, at_ns, None, tuple(said)))
+            beats.append((kind, b"", nobody, sequence, 0, 0, at_ns, at_ns, None, tuple(said)))
+        self._payloads += self._encoder.requests(beats, BATCH)
 
     def events(self) -> list[Event]:
         """The events, as a tracer decodes them."""
         decoder = protobuf.ProtobufDecoder()
-        return [event for payload in self._payloads() for event in decoder.decoded(payload).events]
+        return [event for payload in self._payloads for event in decoder.decoded(payload).events]
 
     def spans(self) -> list[Span]:
         """The spans, as a tracer decodes them."""
-        return [span for payload in self._payloads() for span in protobuf.spans(payload)]
-
-    def _payloads(self) -> Iterable[bytes]:
-        """What the recorder's export process would send."""
-        encoder = Encoder(self._resource, self._span_id_base, self._base_ns)
-        return encoder.requests(self._held, BATCH)
+        return [span for payload in self._payloads for span in protobuf.spans(payload)]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from kvtrail.connector.simulate.run import Played
 from kvtrail.tracer.detect.detector import Detector
@@ -40,6 +41,7 @@ from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.facts import Offer
+from kvtrail.tracer.model.findings import Verdict
 
 POINTS: Mapping[str, str] = {
     # What lookups were answered.
@@ -131,6 +133,29 @@ MANY = 1000
 PLAIN = "plain"
 Reached = Mapping[str, object]
 """Points that an event may reach; those with a true value it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCoverage:
+    """What one run of a session has reached, who has looked at it, and what failed.
+
+    Attributes:
+        reached: how often each of the points was reached.
+        checks: how often each rule gave each verdict to the connector.
+        hits: lookups that answered with tokens.
+        loads_read: loads that were looked at byte by byte.
+        blocks_compared: blocks that were compared byte by byte before a step that reads them.
+        room_compared: whether the capacity of a full store was compared with that of a new one.
+        failures: the ids of what failed.
+    """
+
+    reached: Counter[str]
+    checks: Mapping[tuple[str, Verdict], int]
+    hits: int
+    loads_read: int
+    blocks_compared: int
+    room_compared: bool = False
+    failures: frozenset[str] = frozenset()
 
 
 def reached(played: Played) -> Counter[str]:

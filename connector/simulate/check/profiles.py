@@ -14,6 +14,7 @@ from kvtrail.connector.simulate.check.store_profiles import (
     room,
     shared_loads,
 )
+from kvtrail.connector.simulate.pairs.pair_scenario import drawn, with_pair
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
 from kvtrail.tracer.events.cache_groups import ALL, CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
 
@@ -266,6 +267,18 @@ def failed_requests(rng: random.Random) -> Scenario:
     return replace(load_failure(rng), recompute=False)
 
 
+def handoffs(rng: random.Random) -> Scenario:
+    """One engine prefills and another one decodes: requests queue and are aborted at every point of the hand-off,
+    messages come late and out of order, leases run out, and some transfers fail."""
+    return drawn(rng.randrange(10**6), failing=rng.choice((0.0, 0.2)))
+
+
+def handoff_ranks(rng: random.Random) -> Scenario:
+    """The same with two tensor-parallel ranks in either engine, or in both."""
+    prefill_ranks, decode_ranks = rng.choice(((1, 2), (2, 1), (2, 2)))
+    return with_pair(handoffs(rng), prefill_ranks=prefill_ranks, decode_ranks=decode_ranks)
+
+
 PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "chunked-prefill": chunked_prefill,
     "preemption-storm": preemption_storm,
@@ -293,15 +306,18 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     SHARED: shared_loads,
 }
 """The profiles, in the order in which `kvtrail check` takes turns."""
-OF_PAIRS = ("handoffs", "handoff-ranks")
-"""Profiles of two engines (`pair_profiles`), for connectors by which one hands over to the other."""
+PAIR_PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
+    "handoffs": handoffs,
+    "handoff-ranks": handoff_ranks,
+}
+"""The profiles of two engines, for connectors by which one hands over to the other. They come first."""
 NOT_FOR_ALL = ("ranks", "groups", "states", "block-sizes", "no-prefix-caching")
 """Profiles that a connector may refuse."""
 
 
 def scenario_of(profile: str, seed: int) -> Scenario:
     """The scenario of a profile and a seed: always the same."""
-    return PROFILES[profile](random.Random(f"{profile}/{seed}"))
+    return (PAIR_PROFILES | PROFILES)[profile](random.Random(f"{profile}/{seed}"))
 
 
 def _crowd(

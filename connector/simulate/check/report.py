@@ -10,8 +10,8 @@ from typing import Any
 
 from kvtrail.connector.known.probe import NO_PROBE
 from kvtrail.connector.simulate.check.coverage import POINTS
-from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES
-from kvtrail.connector.simulate.check.session import Checked, Found
+from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES
+from kvtrail.connector.simulate.check.session import ASKED_FOR, Checked, Found
 from kvtrail.connector.simulate.check.trial import Failure
 from kvtrail.connector.simulate.regression import as_pytest, slug
 from kvtrail.tracer.ingest import otlp_json
@@ -30,7 +30,7 @@ def as_text(checked: Checked) -> str:
         more = checked.repeated[each.failure.id]
         parts.append(
             f"\n{each.failure.id}\n  {_size(each)}{f' Seen {more + 1} times.' if more else ''}\n  {each.failure.text}\n"
-            f"  again: {again(each)}"
+            f"  again: {again(each, checked)}"
         )
         if each.failure.details:
             parts.append(textwrap.indent(each.failure.details, "  "))
@@ -73,7 +73,7 @@ def as_failure(found: Found, checked: Checked) -> dict[str, Any]:
         "profile": found.profile,
         "seed": found.seed,
         "config": dict(found.subject.extra),
-        "again": again(found),
+        "again": again(found, checked),
         "scenario": found.small.scenario.as_dict(),
         "trace": trace,
         "test": test,
@@ -173,8 +173,8 @@ def _size(found: Found) -> str:
     )
 
 
-def again(found: Found) -> str:
+def again(found: Found, checked: Checked) -> str:
     """The command that shows a failure again."""
-    fakes = " --fake-workers" if found.fakes_asked_for else ""
+    fakes = " --fake-workers" if checked.fake_workers == ASKED_FOR else ""
     config = "" if not found.subject.extra else f" --config '{json.dumps(dict(found.subject.extra), sort_keys=True)}'"
     return f"kvtrail check '{found.subject.name}' --profile {found.profile} --seed {found.seed} --runs 1{config}{fakes}"

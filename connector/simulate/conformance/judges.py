@@ -3,7 +3,7 @@ run."""
 
 from __future__ import annotations
 
-from kvtrail.connector.simulate.check.ran import Ran
+from kvtrail.connector.simulate.check.coverage import RunCoverage
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, RULE, Failure
 from kvtrail.connector.simulate.judges.observer import BYTES, EVENTS, HITS, REST
 from kvtrail.connector.simulate.judges.plans import PLANS
@@ -47,7 +47,7 @@ def judge_of(failure: Failure) -> str:
     return REST_MEMORY
 
 
-def looked(judge: str, ran: Ran, *, other_writers: bool) -> bool:
+def looked(judge: str, ran: RunCoverage, *, other_writers: bool) -> bool:
     """Whether a judge has looked at something in a run: if not, it could not have found anything. With `other_writers`,
     nobody knows what is stored."""
     if judge in _BY_ABSENCE:

@@ -209,6 +209,13 @@ def hands_over(name: str) -> bool:
     return any(base.__name__ in names for base in cls.__mro__) and can_be_installed()
 
 
+def can_be_paired(connector: str, config: Mapping[str, Any] | None) -> bool:
+    """Whether engines with this connector can hand over to each other, by itself or by one of its children; `config` is its
+    `kv_connector_extra_config`."""
+    children = (config or {}).get("connectors", ())
+    return any(map(hands_over, (connector, *(child.get("kv_connector", "") for child in children))))
+
+
 def play_pair(scenario: Scenario, connector: Mapping[str, Any]) -> PlayedPair:
     """Run a scenario on two engines with this `kv_transfer_config`, and judge what both record.
 

@@ -19,8 +19,7 @@ from kvtrail.__main__ import main
 from kvtrail.connector.commands.check import check as command
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check import report
-from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES
-from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
+from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
 from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import run as run_one

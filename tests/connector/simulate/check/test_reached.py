@@ -16,8 +16,7 @@ from recorded_runs import survivable
 
 from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.coverage import POINTS, reached
-from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, pair_of
-from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
+from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import check
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.check.trial import run
@@ -120,7 +119,7 @@ def test_each_point_is_reached_by_some_profile_or_named_with_the_reason() -> Non
             add(subject, survivable(scenario_of(profile, rng.randrange(20)), subject.name))
     for name in ("NixlConnector", "NixlPushConnector"):
         for profile in PAIR_PROFILES:
-            add(Subject(name), pair_of(profile, 0))
+            add(Subject(name), scenario_of(profile, 0))
     for seed in range(10):
         for profile in ("reset", "abort", "block-sizes", "load-failure", "preemption-storm", "kv-events"):
             if POINTS.keys() - counted.keys():

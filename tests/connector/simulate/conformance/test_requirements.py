@@ -14,7 +14,7 @@ import pytest
 
 from kvtrail.connector import simulate
 from kvtrail.connector.simulate.check.coverage import POINTS
-from kvtrail.connector.simulate.check.profiles import PROFILES
+from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, RULE, Failure
 from kvtrail.connector.simulate.conformance import features
 from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judge_of
@@ -179,4 +179,4 @@ def test_a_failure_is_its_judges(kind: str, what: str, judge: str) -> None:
 
 def test_profiles_of_features_exist() -> None:
     names = {name for names in features.PROFILES.values() for name in names}
-    assert names - {"handoffs", "handoff-ranks"} <= PROFILES.keys()
+    assert names <= PROFILES.keys() | PAIR_PROFILES.keys()

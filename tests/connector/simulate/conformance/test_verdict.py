@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvtrail.connector.simulate.check.coverage import POINTS
-from kvtrail.connector.simulate.check.ran import Ran
+from kvtrail.connector.simulate.check.coverage import POINTS, RunCoverage
 from kvtrail.connector.simulate.check.session import Checked
 from kvtrail.connector.simulate.check.trial import CRASH, RULE, Failure
 from kvtrail.connector.simulate.conformance import verdict
@@ -28,12 +27,14 @@ RANKS = replace(PLAIN, settings={"tensor_parallel_size": 2})
 SETTING = Setting(claimed=[], detected=[], overrides_reset=True, other_writers=False, not_driven={})
 
 
-def ran(*reached: str, rules: Sequence[str] = (), hits: int = 0, loads_read: int = 0, blocks_compared: int = 0) -> Ran:
+def ran(
+    *reached: str, rules: Sequence[str] = (), hits: int = 0, loads_read: int = 0, blocks_compared: int = 0
+) -> RunCoverage:
     checks = {(rule, RuleVerdict.OK): 1 for rule in rules}
-    return Ran(Counter(reached), checks, hits, loads_read, blocks_compared)
+    return RunCoverage(Counter(reached), checks, hits, loads_read, blocks_compared)
 
 
-def results(*runs: Ran, setting: Setting = SETTING, **more: Any) -> Mapping[str, Judged]:
+def results(*runs: RunCoverage, setting: Setting = SETTING, **more: Any) -> Mapping[str, Judged]:
     checked = Checked(connector="Mine", seed=0, runs=list(runs), **more)
     for each in runs:
         checked.reached += each.reached
