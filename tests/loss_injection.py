@@ -10,6 +10,7 @@ from functools import cache
 
 import recorded_runs
 from damages import Batch, Delivery, S, by_recorder, damaged, lives, mixture, sent
+from faulty_pairs import Mistake, drawn, with_pair
 from history import history
 from msgspec import structs
 from recorded_runs import CONNECTORS, Run
@@ -18,8 +19,7 @@ from sidecars import FORGET_NS, Name, live, moments
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.subject import Subject
-from kvtrail.connector.simulate.pairs.pair_scenario import drawn, with_pair
-from kvtrail.connector.simulate.scenario import Arrival, Mistake, Scenario
+from kvtrail.connector.simulate.scenario import Arrival, Scenario
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.events.semconv import Level

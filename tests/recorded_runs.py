@@ -23,6 +23,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import faults  # noqa: F401 - makes them known
+from faulty_pairs import PlayedPair, play_pair
 from msgspec import structs
 from once_a_session import once_a_session
 
@@ -33,7 +34,6 @@ from kvtrail.connector.recording.recorder import HEARTBEAT_S, Recorder
 from kvtrail.connector.simulate import in_memory, run
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.check.subject import Subject, varied
-from kvtrail.connector.simulate.pairs.pairs import PlayedPair, play_pair
 from kvtrail.connector.simulate.scenario import Abort, Arrival, Scenario, When
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd, RequestStart

@@ -57,8 +57,8 @@ class InMemoryExporter:
         """End the history with heartbeats for `later_s` seconds after the last event, in which the scheduler goes on making
         steps, instead of the recorder's own end: what is still awaited then is overdue. With 0 it ends there, as that of an
         engine that has died."""
-        self._sealed = True
-        if not self._held:
+        was_sealed, self._sealed = self._sealed, True
+        if was_sealed or not self._held:
             return
         (root, *_), sequence = self._held[-1][2:4]
         sequence += numbers_of(self._held[-1]) - 1

@@ -142,33 +142,6 @@ class Point(StrEnum):
     DECODING = "decoding"
 
 
-class Mistake(StrEnum):
-    """What a router does wrong with what an engine hands over."""
-
-    EXCHANGED = "exchanged"
-    """It gives two requests each other's."""
-    TWICE = "twice"
-    """It asks the engine that decodes twice with the same."""
-    SHORT = "short"
-    """The engine that prefills got a part of the prompt, which ends in the same block."""
-    CUT = "cut"
-    """The engine that prefills got a part of the prompt, which ends in an earlier block."""
-    ALTERED = "altered"
-    """It changes the last block id."""
-    NAMED_ALIKE = "named alike"
-    """It gives two requests one `transfer_id`, and keeps them at the same time."""
-    OVERDUE = "overdue"
-    """It keeps it until the lease has run out and the blocks are another request's."""
-
-
-class Return(StrEnum):
-    """How an engine that was killed comes back, at its old address."""
-
-    SAME = "same"
-    """With the engine id that it had, as where that is configured."""
-    OTHER = "other"
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """A client's request, to both engines.
@@ -186,7 +159,6 @@ class Request:
     at_tick: int = 0
     kept_ticks: int = 0
     leaves: Point | None = None
-    mistake: Mistake | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +170,6 @@ class Pair:
         decodes: what else the engine that decodes is asked; steps are ticks.
         prefill_every, decode_every: how many ticks there are for one step of each.
         decode_blocks: of the pool of the engine that decodes.
-        prefill_dies_at, decode_dies_at: the tick in which that engine is killed; None if it lives.
-        prefill_returns: how the engine that prefills comes back after that, `RETURNS_TICKS` later; None if it does not.
         tick_s: seconds of a tick, for leases.
         lease_s: the lease of what is handed over.
         prefill_ranks, decode_ranks: tensor-parallel ranks of each engine.
@@ -211,9 +181,6 @@ class Pair:
     prefill_every: int = 1
     decode_every: int = 1
     decode_blocks: int = 48
-    prefill_dies_at: int | None = None
-    prefill_returns: Return | None = None
-    decode_dies_at: int | None = None
     tick_s: float = 0.1
     lease_s: int = 30
     prefill_ranks: int = 1

@@ -14,7 +14,7 @@ from kvtrail.connector.simulate.check.store_profiles import (
     room,
     shared_loads,
 )
-from kvtrail.connector.simulate.pairs.pair_scenario import drawn, with_pair
+from kvtrail.connector.simulate.pairs.pair_scenario import drawn
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
 from kvtrail.tracer.events.cache_groups import ALL, CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
 
@@ -275,8 +275,8 @@ def handoffs(rng: random.Random) -> Scenario:
 
 def handoff_ranks(rng: random.Random) -> Scenario:
     """The same with two tensor-parallel ranks in either engine, or in both."""
-    prefill_ranks, decode_ranks = rng.choice(((1, 2), (2, 1), (2, 2)))
-    return with_pair(handoffs(rng), prefill_ranks=prefill_ranks, decode_ranks=decode_ranks)
+    ranks = rng.choice(((1, 2), (2, 1), (2, 2)))
+    return drawn(rng.randrange(10**6), failing=rng.choice((0.0, 0.2)), ranks=ranks)
 
 
 PROFILES: dict[str, Callable[[random.Random], Scenario]] = {

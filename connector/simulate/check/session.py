@@ -15,7 +15,7 @@ from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PAIR_PROFILES
 from kvtrail.connector.simulate.check.store_profiles import SMALL
 from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
-from kvtrail.connector.simulate.pairs.pairs import can_be_paired
+from kvtrail.connector.simulate.pairs.engine import can_be_paired
 from kvtrail.connector.simulate.run import Played, Unbuildable
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.model.findings import Verdict

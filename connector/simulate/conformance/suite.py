@@ -13,7 +13,7 @@ from kvtrail.connector.simulate.check.session import NONE_KNOWN, SHRINK_TRIES, C
 from kvtrail.connector.simulate.conformance import features, verdict
 from kvtrail.connector.simulate.conformance.requirements import Feature, Level, of_level
 from kvtrail.connector.simulate.conformance.verdict import Judged, Setting, Verdict
-from kvtrail.connector.simulate.pairs.pairs import can_be_paired
+from kvtrail.connector.simulate.pairs.engine import can_be_paired
 from kvtrail.connector.simulate.run import Unbuildable
 
 ALL = "all"
