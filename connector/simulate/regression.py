@@ -13,7 +13,8 @@ from typing import Any
 
 from kvtrail.connector.known.fake import SETTINGS
 from kvtrail.connector.simulate.check.subject import Subject
-from kvtrail.connector.simulate.check.trial import Failure, failures, shrunk
+from kvtrail.connector.simulate.check.trial import failures, shrunk
+from kvtrail.connector.simulate.judges.failure import Failure
 from kvtrail.connector.simulate.redrive.redrive import Redriven, redrive
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.history.history import History

@@ -22,8 +22,8 @@ from typing import Any
 from kvtrail.connector import registration
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.judges import room
-from kvtrail.connector.simulate.judges.observer import Observation, Observer
-from kvtrail.connector.simulate.judges.plans import left_out
+from kvtrail.connector.simulate.judges.failure import Failure
+from kvtrail.connector.simulate.judges.observer import Observer
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.workers.slow_threads import slow_threads
@@ -81,7 +81,7 @@ class Played:
     events: Sequence[Event]
     findings: Sequence[Finding]
     checks: Mapping[tuple[str, Verdict], int]
-    observations: Sequence[Observation]
+    observations: Sequence[Failure]
     error: str | None
     traceback: str
     steps: int
@@ -187,15 +187,12 @@ def play(
     alone = schedulers[child - 1] if 0 < child <= len(schedulers) else None
     detector, checks = judged_alone(events, alone)
     found = [finding for held in detector.findings.values() for finding in held.values()]
-    observations = [] if observer is None else [*observer.seen.values()]
-    if observed and (gap := left_out(events, alone)) is not None:
-        observations.append(gap)
     return Played(
         exporters=exporters,
         events=events,
         findings=by_weight(found),
         checks=checks,
-        observations=observations,
+        observations=[] if observer is None else [*observer.seen.values()],
         error=error,
         traceback=trace,
         steps=stage.steps + steps_when_new,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 if TYPE_CHECKING:
-    from kvtrail.connector.simulate.check.trial import Failure
+    from kvtrail.connector.simulate.judges.failure import Failure
 
 ROOT = Path(__file__).parents[2]
 EVERY_CONNECTOR = ROOT / "tests" / "connector" / "tracing" / "test_every_connector.py"

@@ -63,7 +63,6 @@ POINTS: Mapping[str, str] = {
     "step/after-load": "a request ran for the first time after its load",
     # Loads.
     "load/planned": "a load was planned",
-    "load/planned-with-positions": "a load was planned, and the plan names its tokens",
     "load/within-step": "a request ran in the step in which its tokens are loaded",
     "load/open": "a load between steps began",
     "load/received": "a load between steps ended well",
@@ -321,7 +320,6 @@ class _Run:
     def _enter_load_plan(self, event: LoadPlan) -> Reached:
         return {
             "load/planned": True,
-            "load/planned-with-positions": event.start is not None,
             "groups/load-planned": _has_groups(event),
         }
 

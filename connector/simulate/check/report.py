@@ -12,7 +12,7 @@ from kvtrail.connector.known.probe import NO_PROBE
 from kvtrail.connector.simulate.check.coverage import POINTS
 from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES
 from kvtrail.connector.simulate.check.session import ASKED_FOR, Checked, Found
-from kvtrail.connector.simulate.check.trial import Failure
+from kvtrail.connector.simulate.judges.failure import Failure
 from kvtrail.connector.simulate.regression import as_pytest, slug
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model.words import count, some

@@ -14,7 +14,8 @@ from kvtrail.connector.simulate.check.coverage import RunCoverage, reached
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PAIR_PROFILES, PROFILES, scenario_of
 from kvtrail.connector.simulate.check.store_profiles import SMALL
 from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
-from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
+from kvtrail.connector.simulate.check.trial import Shrunk, run, shrunk
+from kvtrail.connector.simulate.judges.failure import CRASH, HANG, Failure
 from kvtrail.connector.simulate.pairs.engine import can_be_paired
 from kvtrail.connector.simulate.run import Played, Unbuildable
 from kvtrail.connector.simulate.scenario import Scenario

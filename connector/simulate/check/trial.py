@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrail.connector.simulate.check.subject import Subject
-from kvtrail.connector.simulate.judges.observer import BYTES
+from kvtrail.connector.simulate.judges.failure import BYTES, CRASH, HANG, RULE, Failure
 from kvtrail.connector.simulate.pairs.pairs import play_pair
 from kvtrail.connector.simulate.run import Played, play
 from kvtrail.connector.simulate.scenario import Scenario
@@ -16,7 +16,6 @@ from kvtrail.connector.simulate.shrink import shrink
 from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.words import some
 
-RULE, CRASH, HANG = "rule", "crash", "hang"
 LAST_EVENTS = 12
 """Shown of a run that crashed or hung."""
 SHRINK_STEPS = 25_000
@@ -25,28 +24,6 @@ one try takes thousands."""
 CONFIRMATIONS = 2
 """How often a failing scenario is run again, before and after it is shrunk."""
 _NUMBERS = re.compile(r"\d+|'[^']*'|\"[^\"]*\"|\b[a-z]+-\S+")
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What went wrong in a trial.
-
-    Attributes:
-        kind: RULE, CRASH, HANG, or what an observation is of.
-        what: the rule; what the engine died of, without numbers; `requests never end`; or what was observed.
-        text: the explanation, with this trial's numbers.
-        details: of a crash or a hang: the traceback, the last events, and what each request waits for.
-    """
-
-    kind: str
-    what: str
-    text: str
-    details: str = ""
-
-    @property
-    def id(self) -> str:
-        """Equal for failures of the same kind; the name in reports."""
-        return f"{self.kind}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +49,19 @@ class Shrunk:
 
 def failures(played: Played) -> list[Failure]:
     """What went wrong in a run. A rule comes before the death that it explains."""
-    found: dict[str, Failure] = {}
-    for finding in played.findings:
-        failure = Failure(RULE, finding.rule, finding.explanation)
-        found.setdefault(failure.id, failure)
-    for seen in played.observations:
-        if seen.kind == BYTES and not played.loads_copied:
-            continue  # the workers copy nothing at all, so they are no real ones
-        failure = Failure(seen.kind, seen.what, seen.text)
-        found.setdefault(failure.id, failure)
+    found = [Failure(RULE, finding.rule, finding.explanation) for finding in played.findings]
+    # Where the workers copy nothing at all, they are no real ones.
+    found += [each for each in played.observations if each.kind != BYTES or played.loads_copied]
     if played.error is not None:
-        failure = Failure(CRASH, without_numbers(played.error), played.error, _details(played))
-        found.setdefault(failure.id, failure)
+        found.append(Failure(CRASH, without_numbers(played.error), played.error, _details(played)))
     elif played.unfinished:
         waiting = ", ".join(list(played.unfinished)[:5])
         text = f"{some(len(played.unfinished), 'request')} had not ended after {some(played.steps, 'step')}: {waiting}"
-        failure = Failure(HANG, "requests never end", text, _details(played))
-        found.setdefault(failure.id, failure)
-    return list(found.values())
+        found.append(Failure(HANG, "requests never end", text, _details(played)))
+    first: dict[str, Failure] = {}
+    for each in found:
+        first.setdefault(each.id, each)
+    return list(first.values())
 
 
 def run(subject: Subject, scenario: Scenario, *, at_rest: bool = True) -> tuple[Played, list[Failure]]:

@@ -4,16 +4,13 @@ run."""
 from __future__ import annotations
 
 from kvtrail.connector.simulate.check.coverage import RunCoverage
-from kvtrail.connector.simulate.check.trial import CRASH, HANG, RULE, Failure
-from kvtrail.connector.simulate.judges.observer import BYTES, EVENTS, HITS, REST
-from kvtrail.connector.simulate.judges.plans import PLANS
+from kvtrail.connector.simulate.judges.failure import BYTES, CRASH, EVENTS, HANG, HITS, REST, RULE, Failure
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.rules import DeadlineRule, all_rules
 
 REST_BLOCKS, REST_MEMORY, REST_RESET, REST_ROOM = "rest/blocks", "rest/memory", "rest/reset", "rest/room"
 OTHERS = {
     HITS: "lookups that claim what nobody has computed",
-    PLANS: "plans that leave out what was promised",
     BYTES: "KV that is read and is another's",
     EVENTS: "KV cache events that say what is not so",
     REST_BLOCKS: "KV blocks that are not free when all requests have ended",
@@ -58,8 +55,6 @@ def looked(judge: str, ran: RunCoverage, *, other_writers: bool) -> bool:
     match judge:
         case "hits":
             return bool(ran.hits) and not other_writers
-        case "plans":
-            return bool(ran.reached["load/planned-with-positions"])
         case "bytes":
             return bool(ran.blocks_compared and ran.loads_read)
         case "kv-events":

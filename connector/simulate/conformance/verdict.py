@@ -13,7 +13,7 @@ from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.conformance import features
 from kvtrail.connector.simulate.conformance.judges import REST_RESET, REST_ROOM, RULES, judge_of, looked
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS, Feature, Level, Requirement
-from kvtrail.connector.simulate.judges.observer import BYTES, HITS
+from kvtrail.connector.simulate.judges.failure import BYTES, HITS
 
 
 class Result(StrEnum):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from kvtrail.connector.known import has_other_writers, overrides, part_of
 from kvtrail.connector.known.fake import reports_transfers
 from kvtrail.connector.simulate.calls import Calls
 from kvtrail.connector.simulate.judges import leftovers, room
+from kvtrail.connector.simulate.judges.failure import BYTES, EVENTS, HITS, REST, Failure
 from kvtrail.connector.simulate.judges.kv_events import KVEvents
 from kvtrail.connector.simulate.scenario import Arrival
 from kvtrail.connector.simulate.stages import BareScheduler
@@ -29,23 +29,6 @@ LISTED = 8
 """Ended requests for which lookups are compared with what events list."""
 PATIENCE = 3
 """How often the same prompt may come until it is found again."""
-HITS, BYTES, REST, EVENTS = "hits", "bytes", "rest", "kv-events"
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """Something wrong that no recorded event shows.
-
-    Attributes:
-        kind: HITS, what a lookup claimed; BYTES, what a request has read; REST, what was left in the end;
-            EVENTS, what its KV cache events say.
-        what: equal for the same fault.
-        text: with this run's numbers.
-    """
-
-    kind: str
-    what: str
-    text: str
 
 
 class Observer:
@@ -81,7 +64,7 @@ class Observer:
         """Of the latest, vLLM's objects."""
         self._hit: tuple[int, int, Any] = (0, 0, None)
         """The largest hit: its tokens, the end of the prefix that was found, and its request."""
-        self.seen: dict[tuple[str, str], Observation] = {}
+        self.seen: dict[tuple[str, str], Failure] = {}
         self.room_compared = False
         self.kv_events = KVEvents(partial(self._note, EVENTS), stage.hash_block_size)
         self._events: list[Any] = []
@@ -360,7 +343,7 @@ class Observer:
         self._stage.add(request_id, tokens, max_tokens, salt=like.cache_salt or "", adapter=adapter)
 
     def _note(self, kind: str, what: str, text: str) -> None:
-        self.seen.setdefault((kind, what), Observation(kind, what, text))
+        self.seen.setdefault((kind, what), Failure(kind, what, text))
 
 
 def _identity(request: Any) -> str:

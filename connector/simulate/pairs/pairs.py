@@ -16,7 +16,7 @@ from kvtrail.connector.known.nixl.stand_in import Clock, installed
 from kvtrail.connector.known.nixl.stand_in.network import Network
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.in_memory import InMemoryExporter
-from kvtrail.connector.simulate.judges.observer import BYTES, REST, Observation
+from kvtrail.connector.simulate.judges.failure import BYTES, REST, Failure
 from kvtrail.connector.simulate.pairs.engine import DECODE, PREFILL, Engine
 from kvtrail.connector.simulate.pairs.router import Router
 from kvtrail.connector.simulate.run import FLUSH_STEPS, Played, judged_alone
@@ -116,7 +116,7 @@ class PairRun:
             events=events,
             findings=by_weight([finding for held in detector.findings.values() for finding in held.values()]),
             checks=checks,
-            observations=[*self._observations()],
+            observations=self._observations(),
             error=None if dead is None else dead.error,
             traceback="" if dead is None else dead.trace,
             steps=sum(engine.stage.steps for engine in self.engines),
@@ -143,14 +143,14 @@ class PairRun:
                 wrong.setdefault(names[request_id], f"{engine.name}: {text}")
         return wrong
 
-    def _observations(self) -> list[Observation]:
+    def _observations(self) -> list[Failure]:
         """What was wrong that no event shows."""
         observations = [
-            Observation(BYTES, "a request has read KV that is not its own", text) for text in self.wrong().values()
+            Failure(BYTES, "a request has read KV that is not its own", text) for text in self.wrong().values()
         ]
         for place, ids in self.remembered.items():
             text = f"`{place}` still holds requests that have ended on both engines: {', '.join(ids)}."
-            observations.append(Observation(REST, f"{place} remembers ended requests", text))
+            observations.append(Failure(REST, f"{place} remembers ended requests", text))
         return observations
 
 

@@ -26,7 +26,7 @@ from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
 from kvtrail.connector.simulate.conformance import suite
 from kvtrail.connector.simulate.conformance.verdict import Result
-from kvtrail.connector.simulate.judges.observer import BYTES, HITS
+from kvtrail.connector.simulate.judges.failure import BYTES, HITS
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.commands.options import INCONCLUSIVE

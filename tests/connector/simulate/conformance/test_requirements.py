@@ -15,7 +15,6 @@ import pytest
 from kvtrail.connector import simulate
 from kvtrail.connector.simulate.check.coverage import POINTS
 from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES
-from kvtrail.connector.simulate.check.trial import CRASH, HANG, RULE, Failure
 from kvtrail.connector.simulate.conformance import features
 from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judge_of
 from kvtrail.connector.simulate.conformance.requirements import (
@@ -28,6 +27,7 @@ from kvtrail.connector.simulate.conformance.requirements import (
     of_level,
 )
 from kvtrail.connector.simulate.conformance.verdict import NEEDED
+from kvtrail.connector.simulate.judges.failure import CRASH, HANG, RULE, Failure
 from kvtrail.tracer.rules import all_rules
 
 SIMULATE = Path(simulate.__file__).parent
@@ -145,7 +145,7 @@ def test_each_observation_has_a_judge() -> None:
     for path in SIMULATE.rglob("*.py"):
         name = ".".join(("kvtrail.connector.simulate", *path.relative_to(SIMULATE).with_suffix("").parts))
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and _called(node.func) in ("Observation", "_note") and node.args:
+            if isinstance(node, ast.Call) and _called(node.func) in ("Failure", "_note") and node.args:
                 first = node.args[0]
                 if isinstance(first, ast.Name) and first.id.isupper():
                     kinds.add(getattr(importlib.import_module(name), first.id))

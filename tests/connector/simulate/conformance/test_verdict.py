@@ -12,10 +12,10 @@ import pytest
 
 from kvtrail.connector.simulate.check.coverage import POINTS, RunCoverage
 from kvtrail.connector.simulate.check.session import Checked
-from kvtrail.connector.simulate.check.trial import CRASH, RULE, Failure
 from kvtrail.connector.simulate.conformance import verdict
 from kvtrail.connector.simulate.conformance.requirements import Feature, of_level
 from kvtrail.connector.simulate.conformance.verdict import Judged, Result, Setting, Verdict, judge, overall
+from kvtrail.connector.simulate.judges.failure import CRASH, RULE, Failure
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Workers
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 from kvtrail.tracer.model.findings import Verdict as RuleVerdict
