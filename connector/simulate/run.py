@@ -8,7 +8,6 @@ import os
 import secrets
 import sys
 import tempfile
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,9 +42,6 @@ DRAIN_STEPS = 12
 """Idle steps at the end, beyond those that transfers in flight may take."""
 STALLED_STEPS = 300
 """After this many steps in which nothing was scheduled although requests wait, they count as never ending."""
-PATIENT_STEPS = 100
-"""After this many of them, each further one waits for a moment."""
-PATIENCE_S = 0.005
 
 
 class Unbuildable(ValueError):
@@ -219,43 +215,33 @@ def run_more(stage: BareScheduler, scenario: Scenario, arrivals: Sequence[Arriva
 
 def drive(scenario: Scenario, stage: BareScheduler, on_step: Callable[[int], None] = lambda steps: None) -> None:
     """Run a scenario step by step until nothing is left to do."""
-    arrivals = sorted(scenario.arrivals, key=lambda a: a.at_step)[::-1]  # the next one last
-    aborts = sorted(scenario.aborts, key=lambda a: a.at_step)[::-1]
-    resets = sorted(scenario.resets, key=lambda r: r.at_step)[::-1]
-    due: tuple[list[CachesReset], list[Abort]] = ([], [])
+    arrivals = sorted(scenario.arrivals, key=lambda each: each.at_step)
+    aborts = sorted(scenario.aborts, key=lambda each: each.at_step)
+    resets = sorted(scenario.resets, key=lambda each: each.at_step)
     live: dict[str, int] = {}
     """When each request was last known to vLLM."""
     quiet = 2 + 2 * scenario.workers.latest_steps
     idle = stalled = 0
     drained = DRAIN_STEPS + 2 * scenario.workers.latest_steps  # a store, and then the report that blocks are free
     while stage.steps < scenario.most_steps and idle < drained and stalled < STALLED_STEPS:
-        while resets and resets[-1].at_step <= stage.steps:
-            due[0].append(resets.pop())
         live.update(dict.fromkeys(stage.scheduler.requests, stage.steps))
         taken = {name for name, step in live.items() if stage.steps - step <= quiet}
         was_reset = False
-        for reset in tuple(due[0]):
-            if not (was_reset and reset.when) and _happens(
-                reset, stage, taken
-            ):  # nobody resets twice for the same reason
+        for reset in [each for each in resets if each.at_step <= stage.steps]:
+            # nobody resets twice for the same reason
+            if not (was_reset and reset.when) and _happens(reset, stage, taken):
                 was_reset = True
-                due[0].remove(reset)
-        for number in range(len(arrivals) - 1, -1, -1):
-            if arrivals[number].at_step > stage.steps:
-                break
-            if arrivals[number].id not in taken:  # else its id, or a transfer of it, is in use: it comes later
-                each = arrivals.pop(number)
+                resets.remove(reset)
+        for each in [each for each in arrivals if each.at_step <= stage.steps]:
+            if each.id not in taken:  # else its id, or a transfer of it, is in use: it comes later
+                arrivals.remove(each)
                 taken.add(each.id)
                 live[each.id] = stage.steps
                 stage.arrive(each)
-        while aborts and aborts[-1].at_step <= stage.steps:
-            due[1].append(aborts.pop())
-        due[1][:] = [each for each in due[1] if not _happens(each, stage, taken)]
+        aborts = [each for each in aborts if each.at_step > stage.steps or not _happens(each, stage, taken)]
         ran = stage.step()
-        coming = aborts or resets or (arrivals and arrivals[0].at_step > stage.steps)
+        coming = any(each.at_step >= stage.steps for each in (*aborts, *resets, *arrivals))
         stalled = 0 if ran or coming else stalled + 1
-        if stalled > PATIENT_STEPS:
-            time.sleep(PATIENCE_S)  # a connector may copy in a thread of its own
         on_step(stage.steps)
         if stage.steps % FLUSH_STEPS == 0:
             in_memory.flush()
