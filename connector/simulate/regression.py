@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrail.connector.known.fake import SETTINGS
-from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest
 from kvtrail.connector.simulate.check.trial import failures, shrunk
 from kvtrail.connector.simulate.judges.failure import Failure
 from kvtrail.connector.simulate.redrive.redrive import Redriven, redrive
@@ -41,7 +41,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest
 from kvtrail.connector.simulate.check.trial import run
 from kvtrail.connector.simulate.scenario import Scenario
 
@@ -58,8 +58,9 @@ SCENARIO = {scenario}
 
 
 def test_{name}():
-    subject = Subject(os.environ.get("{variable}", CONNECTOR), CONFIGURATION, beside=BESIDE, own_workers=OWN_WORKERS)
-    played, failures = run(subject, Scenario.from_dict(SCENARIO))
+    name = os.environ.get("{variable}", CONNECTOR)
+    tested = ConnectorUnderTest(name, CONFIGURATION, beside=BESIDE, own_workers=OWN_WORKERS)
+    played, failures = run(tested, Scenario.from_dict(SCENARIO))
     assert played.events, "nothing was recorded"
     for each in failures:
         print(f"{{each.id}}\\n{{each.text}}\\n")
@@ -110,14 +111,14 @@ def regression(
     """
     driven = redrive(history, connector=connector, config=config, recorder=recorder)
     recorded = {name: value for name, value in driven.settings.items() if name != SETTINGS}  # of the recorded requests
-    subject = Subject(driven.connector, {**recorded, **(config or {})})
+    tested = ConnectorUnderTest(driven.connector, {**recorded, **(config or {})})
     failure = _chosen(failures(driven.played), driven, rule)
 
     original = driven.workload.scenario
-    small = shrunk(failure, driven.played, subject, original, tries=shrink_tries, on_try=on_try)
+    small = shrunk(failure, driven.played, tested, original, tries=shrink_tries, on_try=on_try)
     if not small.seen:
         raise DoesNotAppear(f"{failure.id} appears only with what the store held when it was recorded")
-    source = as_pytest(small.scenario, connector=subject, failure=small.failure)
+    source = as_pytest(small.scenario, connector=tested, failure=small.failure)
     return Regression(source=source, failure=small.failure, scenario=small.scenario, original=original)
 
 
@@ -136,7 +137,7 @@ def _chosen(found: list[Failure], driven: Redriven, rule: str | None) -> Failure
     raise DoesNotAppear(f"{asked} does not appear when the recording is driven again with {driven.connector}: {there}")
 
 
-def as_pytest(scenario: Scenario, *, connector: Subject, failure: Failure) -> str:
+def as_pytest(scenario: Scenario, *, connector: ConnectorUnderTest, failure: Failure) -> str:
     """The file's text; `failure` is what the scenario shows with the connector."""
     return _TEMPLATE.format(
         title=_quotable(f"{connector.name}: {failure.id}"),

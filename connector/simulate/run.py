@@ -20,11 +20,11 @@ from typing import Any
 
 from kvtrail.connector import registration
 from kvtrail.connector.simulate import in_memory
-from kvtrail.connector.simulate.judges import room
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
+from kvtrail.connector.simulate.judges import capacity
 from kvtrail.connector.simulate.judges.failure import Failure
 from kvtrail.connector.simulate.judges.observer import Observer
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
-from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.workers.slow_threads import slow_threads
 from kvtrail.connector.tracing import traced
 from kvtrail.tracer.detect.detector import Detector
@@ -66,7 +66,7 @@ class Played:
         loads_read: loads with bytes that were checked, where the connector's own workers ran.
         loads_copied: whether any of them had written anything.
         blocks_compared: blocks with bytes that were compared before a step that reads them.
-        room_compared: whether the room of a full store was compared with that of a new one.
+        capacity_compared: whether the capacity of a full store was compared with that of a new one.
         kv_events: blocks that the connector's KV cache events reported as stored, as removed, and lookups that found some.
         unprobed: why the connector's probe saw nothing: it has none, or it failed; None if it worked.
         tested: the id of the connector under test among the children of a MultiConnector; None if that is all of them.
@@ -89,7 +89,7 @@ class Played:
     unprobed: str | None
     tested: str | None = None
     ranks: int = 1
-    room_compared: bool = False
+    capacity_compared: bool = False
     kv_events: tuple[int, int, int] = (0, 0, 0)
 
     @cached_property
@@ -150,12 +150,12 @@ def play(
         observer, tested, error, trace = None, None, None, ""
         steps_when_new = 0
 
-        def when_new(at_once: bool) -> room.Room:
+        def when_new(at_once: bool) -> capacity.Capacity:
             nonlocal steps_when_new
             with in_memory.exporters():
                 new = built()
                 try:
-                    return room.measured_when_new(new, partial(run_more, new, scenario), at_once=at_once)
+                    return capacity.measured_when_new(new, partial(run_more, new, scenario), at_once=at_once)
                 finally:
                     new.close()
                     steps_when_new += new.steps
@@ -167,7 +167,9 @@ def play(
         try:
             drive(scenario, stage, on_step)
             if at_rest and observer is not None and not stage.scheduler.has_unfinished_requests():
-                observer.rest(partial(run_more, stage, scenario), when_new if room.can_be_measured(scenario) else None)
+                observer.rest(
+                    partial(run_more, stage, scenario), when_new if capacity.can_be_measured(scenario) else None
+                )
         except Exception as died:  # an engine may die of anything
             error, trace = f"{type(died).__name__}: {died}", where(died)
         in_memory.flush()
@@ -200,7 +202,7 @@ def play(
         unprobed=unprobed,
         tested=alone,
         ranks=scenario.settings.get("tensor_parallel_size", 1),
-        room_compared=observer is not None and observer.room_compared,
+        capacity_compared=observer is not None and observer.capacity_compared,
         kv_events=(0, 0, 0) if observer is None else observer.kv_events.counts,
     )
 

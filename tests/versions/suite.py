@@ -121,7 +121,7 @@ def untraced() -> str:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from kvtrail.connector.registration import resolve
-    from kvtrail.connector.simulate.stages import BareScheduler
+    from kvtrail.connector.simulate.bare_scheduler import BareScheduler
     from kvtrail.connector.tracing.traced import Tracing
 
     begin = Scheduler.__init__

@@ -144,7 +144,7 @@ class RunCoverage:
         hits: lookups that answered with tokens.
         loads_read: loads that were looked at byte by byte.
         blocks_compared: blocks that were compared byte by byte before a step that reads them.
-        room_compared: whether the capacity of a full store was compared with that of a new one.
+        capacity_compared: whether the capacity of a full store was compared with that of a new one.
         failures: the ids of what failed.
     """
 
@@ -153,7 +153,7 @@ class RunCoverage:
     hits: int
     loads_read: int
     blocks_compared: int
-    room_compared: bool = False
+    capacity_compared: bool = False
     failures: frozenset[str] = frozenset()
 
 

@@ -72,7 +72,7 @@ def as_failure(found: Found, checked: Checked) -> dict[str, Any]:
         "times": checked.repeated[failure.id] + 1,
         "profile": found.profile,
         "seed": found.seed,
-        "config": dict(found.subject.extra),
+        "config": dict(found.tested.extra),
         "again": again(found, checked),
         "scenario": found.small.scenario.as_dict(),
         "trace": trace,
@@ -105,7 +105,7 @@ def write_files(texts: Mapping[str, str], checked: Checked, folder: Path) -> lis
         small = found.small
         trace, test = names_of(small.failure)
         texts[trace] = "".join(otlp_json.spans_to_json_lines(small.played.spans))
-        texts[test] = as_pytest(small.scenario, connector=found.subject, failure=small.failure)
+        texts[test] = as_pytest(small.scenario, connector=found.tested, failure=small.failure)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in texts]
@@ -176,5 +176,5 @@ def _size(found: Found) -> str:
 def again(found: Found, checked: Checked) -> str:
     """The command that shows a failure again."""
     fakes = " --fake-workers" if checked.fake_workers == ASKED_FOR else ""
-    config = "" if not found.subject.extra else f" --config '{json.dumps(dict(found.subject.extra), sort_keys=True)}'"
-    return f"kvtrail check '{found.subject.name}' --profile {found.profile} --seed {found.seed} --runs 1{config}{fakes}"
+    config = "" if not found.tested.extra else f" --config '{json.dumps(dict(found.tested.extra), sort_keys=True)}'"
+    return f"kvtrail check '{found.tested.name}' --profile {found.profile} --seed {found.seed} --runs 1{config}{fakes}"

@@ -10,10 +10,10 @@ from itertools import count
 from typing import Any
 
 from kvtrail.connector.simulate.check import rehearsal
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest, in_turn, varied
 from kvtrail.connector.simulate.check.coverage import RunCoverage, reached
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PAIR_PROFILES, PROFILES, scenario_of
 from kvtrail.connector.simulate.check.store_profiles import SMALL
-from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import Shrunk, run, shrunk
 from kvtrail.connector.simulate.judges.failure import CRASH, HANG, Failure
 from kvtrail.connector.simulate.pairs.engine import can_be_paired
@@ -43,14 +43,14 @@ class Found:
 
     Attributes:
         small: the failure as a small scenario shows it.
-        subject: the connector with its configuration.
+        tested: the connector with its configuration.
         original: the scenario that failed first.
         profile, seed: what drew it.
         after: scheduling steps of the session by then, those of that run included.
     """
 
     small: Shrunk
-    subject: Subject
+    tested: ConnectorUnderTest
     original: Scenario
     profile: str
     seed: int
@@ -114,7 +114,7 @@ class Checked:
         self.loads_read += played.loads_read
         self.blocks_compared += played.blocks_compared
         self.reached += points
-        looked = points, played.checks, hits, played.loads_read, played.blocks_compared, played.room_compared
+        looked = points, played.checks, hits, played.loads_read, played.blocks_compared, played.capacity_compared
         self.runs.append(RunCoverage(*looked, frozenset(each.id for each in failures)))
         self.unprobed = played.unprobed
 
@@ -239,37 +239,37 @@ class _Session:
     def rehearse(self) -> None:
         """Find out whether the connector's own workers run."""
         self.announce("rehearsal")
-        first = Subject(self.checked.connector, self.configured("", self.checked.seed))
+        first = ConnectorUnderTest(self.checked.connector, self.configured("", self.checked.seed))
         self.checked.fake_workers = rehearsal.why_fake(first)
 
     def play(self, profile: str, seed: int) -> None:
         """Play what a profile and a seed draw, count what it shows, and shrink each failure that is new."""
         checked, extra, scenario = self.checked, self.configured(profile, seed), scenario_of(profile, seed)
         own_workers = checked.fake_workers is None
-        subject = Subject(checked.connector, extra, beside=profile == "multi", own_workers=own_workers)
-        if not subject.loads_may_fail:
+        tested = ConnectorUnderTest(checked.connector, extra, beside=profile == "multi", own_workers=own_workers)
+        if not tested.loads_may_fail:
             scenario = replace(scenario, workers=replace(scenario.workers, load_failures=0.0, fails=()))
         self.announce(profile)
         try:
-            played, failures = run(subject, scenario)
+            played, failures = run(tested, scenario)
         except Unbuildable as refused:
             if profile not in NOT_FOR_ALL:
                 raise
             checked.refused[profile] = str(refused).splitlines()[0]
             if set(checked.profiles) <= checked.refused.keys():
-                rehearsal.build(subject)  # it raises, if it is not the profile that is refused
+                rehearsal.build(tested)  # it raises, if it is not the profile that is refused
             return
         if own_workers and scenario.pair is None and played.loads_read and not played.loads_copied:
             checked.fake_workers = rehearsal.NO_BYTES
-            subject = replace(subject, own_workers=False)
-            played, failures = run(subject, scenario)
+            tested = replace(tested, own_workers=False)
+            played, failures = run(tested, scenario)
         checked.count(profile, played, failures)
         for failure in failures:
             if any(found.failure.id == failure.id for found in checked.found):
                 checked.repeated[failure.id] += 1
             elif not _is_consequence(failure, failures, checked):
                 small = Shrunk(scenario, played, failure, 1, 1)
-                self.shrink(Found(small, subject, scenario, profile, seed, checked.steps.total()))
+                self.shrink(Found(small, tested, scenario, profile, seed, checked.steps.total()))
         self.announce(profile)
 
     def shrink(self, found: Found) -> None:
@@ -284,7 +284,7 @@ class _Session:
         found.small = shrunk(
             small.failure,
             small.played,
-            found.subject,
+            found.tested,
             small.scenario,
             tries=self.shrink_tries,
             known=known,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest
 from kvtrail.connector.simulate.judges.failure import BYTES, CRASH, HANG, RULE, Failure
 from kvtrail.connector.simulate.pairs.pairs import play_pair
 from kvtrail.connector.simulate.run import Played, play
@@ -64,17 +64,17 @@ def failures(played: Played) -> list[Failure]:
     return list(first.values())
 
 
-def run(subject: Subject, scenario: Scenario, *, at_rest: bool = True) -> tuple[Played, list[Failure]]:
+def run(tested: ConnectorUnderTest, scenario: Scenario, *, at_rest: bool = True) -> tuple[Played, list[Failure]]:
     """Play a scenario with the connector, and look at what is left `at_rest`. What also happens without any connector is not
     its failure."""
     if scenario.pair is not None:
-        pair = play_pair(scenario, subject.configuration())
+        pair = play_pair(scenario, tested.configuration())
         return pair, failures(pair)
-    child = 2 if subject.beside else 0
+    child = 2 if tested.beside else 0
     played = play(
         scenario,
-        subject.configuration(),
-        own_workers=subject.own_workers,
+        tested.configuration(),
+        own_workers=tested.own_workers,
         child=child,
         observed=True,
         at_rest=at_rest,
@@ -89,7 +89,7 @@ def run(subject: Subject, scenario: Scenario, *, at_rest: bool = True) -> tuple[
 def shrunk(
     failure: Failure,
     played: Played,
-    subject: Subject,
+    tested: ConnectorUnderTest,
     scenario: Scenario,
     *,
     tries: int | None,
@@ -106,7 +106,7 @@ def shrunk(
 
     def fails(candidate: Scenario) -> bool:
         nonlocal best, steps
-        played, found = run(subject, candidate, at_rest=at_rest)
+        played, found = run(tested, candidate, at_rest=at_rest)
         steps += played.steps
         same = next((each for each in found if each.id == failure.id), None)
         if same is not None:

@@ -62,7 +62,7 @@ def looked(judge: str, ran: RunCoverage, *, other_writers: bool) -> bool:
         case "rest/reset":
             return bool(ran.reached["end/all"] and ran.reached["reset/connector"]) and not other_writers
         case "rest/room":
-            return ran.room_compared
+            return ran.capacity_compared
         case "rest/blocks" | "rest/memory":
             return bool(ran.reached["end/all"])
     return True

@@ -11,11 +11,11 @@ from unittest import mock
 from kvtrail.connector import registration
 from kvtrail.connector.known import by_class
 from kvtrail.connector.known.nixl.stand_in import can_be_installed
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.in_memory import InMemoryExporter
 from kvtrail.connector.simulate.judges import leftovers
 from kvtrail.connector.simulate.run import MUCH_LATER_S, of_its_own, where
 from kvtrail.connector.simulate.scenario import Scenario
-from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.workers.contents import Shared
 from kvtrail.connector.simulate.workers.model import Model
 from kvtrail.connector.simulate.workers.own_worker import OwnWorker

@@ -28,7 +28,7 @@ from recording import recording
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.known.nixl.stand_in.network import Schedule
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.stages import HANDED_ON, BareScheduler
+from kvtrail.connector.simulate.bare_scheduler import HANDED_ON, BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, CacheGroup
 from kvtrail.tracer.events.capabilities import declaration

@@ -19,9 +19,9 @@ from kvtrail.__main__ import main
 from kvtrail.connector.commands.check import check as command
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check import report
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest, in_turn, varied
 from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
-from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
 from kvtrail.connector.simulate.conformance import suite
@@ -245,7 +245,7 @@ def test_a_failure_that_is_being_shrunk_is_reported_when_the_session_ends(
 
 def test_ctrl_c_before_the_first_run_says_that_nothing_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     why_fake = "kvtrail.connector.simulate.check.rehearsal.why_fake"
-    monkeypatch.setattr(why_fake, lambda subject: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(why_fake, lambda tested: signal.raise_signal(signal.SIGINT))
     result = CliRunner().invoke(main, ["check", "OffloadConnector", "-o", str(tmp_path)])
     assert result.exit_code == 130
     assert "Nothing ran." in result.output
@@ -285,17 +285,17 @@ def test_each_value_of_a_setting_has_its_turn() -> None:
 def test_loads_fail_only_where_that_can_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
 
-    def run(subject: Subject, scenario: Scenario) -> Any:
+    def run(tested: ConnectorUnderTest, scenario: Scenario) -> Any:
         given.append(scenario.workers.load_failures)
-        return run_one(subject, scenario)
+        return run_one(tested, scenario)
 
     monkeypatch.setattr("kvtrail.connector.simulate.check.session.run", run)
     for connector in ("OffloadConnector", "SimpleCPUOffloadConnector"):
         check(connector, profiles=["load-failure"], steps=None, runs=1, shrink_tries=0)
     assert [share > 0 for share in given] == [True, False]
     silent, heard = {"kv_connector": "SimpleCPUOffloadConnector"}, {"kv_connector": "OffloadConnector"}
-    assert not Subject("MultiConnector", {"connectors": [silent, silent]}).loads_may_fail
-    assert Subject("MultiConnector", {"connectors": [silent, heard]}).loads_may_fail
+    assert not ConnectorUnderTest("MultiConnector", {"connectors": [silent, silent]}).loads_may_fail
+    assert ConnectorUnderTest("MultiConnector", {"connectors": [silent, heard]}).loads_may_fail
 
 
 LAGGING = {"chunk": 32, "slots": 400, "apart": True, "lag": 2}

@@ -47,7 +47,7 @@ def test_a_failure_is_shrunk_and_written_down_as_a_test() -> None:
     (found, *_) = checked("planted.hand_offs:ReadsWithoutAReport", 1, tries=60).found
     assert len(found.small.scenario.everybody) == 1
     assert not found.small.is_flaky
-    source = as_pytest(found.small.scenario, connector=found.subject, failure=found.failure)
+    source = as_pytest(found.small.scenario, connector=found.tested, failure=found.failure)
     assert "from kvtrail.connector.simulate.scenario import Scenario" in source
     compile(source, "test", "exec")
 

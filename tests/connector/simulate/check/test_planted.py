@@ -10,9 +10,9 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from planted.bugs import BUGS
 
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest, in_turn, varied
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import check
-from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import run
 from kvtrail.connector.simulate.scenario import Abort, When
 
@@ -48,7 +48,7 @@ def test_a_lease_that_is_kept_on_abort_is_found() -> None:
     name, scenario = "planted.bugs:LeaseKeptOnAbort", scenario_of("retry", 0)
     waits = [each for each in scenario.arrivals if each.id.startswith("waits")]
     scenario = replace(scenario, aborts=tuple(Abort(each.id, each.at_step, When.MATCHED) for each in waits))
-    _, failures = run(Subject(name, varied(name, in_turn("retry", 0)), own_workers=True), scenario)
+    _, failures = run(ConnectorUnderTest(name, varied(name, in_turn("retry", 0)), own_workers=True), scenario)
     assert [each.id for each in failures] == ["rest: LeaseKeptOnAbort.pins is not as it was"]
 
 

@@ -9,10 +9,10 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 from planted.store_bugs import STORE_BUGS
 
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.check.connector_under_test import in_turn, varied
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import check
 from kvtrail.connector.simulate.check.store_profiles import FULL, LONGEST, STORE_PROFILES
-from kvtrail.connector.simulate.check.subject import in_turn, varied
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import tokens
 from kvtrail.tracer.events.events import Preempt

@@ -142,7 +142,8 @@ def hostile(of: Any) -> Any:
 
 
 def test_no_text_is_taken_for_an_element(tmp_path: Path) -> None:
-    plain, attacked = read(report(), tmp_path), read(hostile(report()), tmp_path)
+    whole = report(failures=[failure(details="Traceback")])
+    plain, attacked = read(whole, tmp_path), read(hostile(whole), tmp_path)
     allowed = {tag for tag, _ in plain.elements} | {"code"}
     assert {tag for tag, _ in attacked.elements} <= allowed
     assert attacked.raw == plain.raw

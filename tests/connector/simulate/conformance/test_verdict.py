@@ -101,7 +101,7 @@ def test_bytes_pass_nothing_where_workers_are_fakes() -> None:
 def test_a_store_that_was_never_full_proves_nothing_of_its_room() -> None:
     of_it = results(ran("end/all"))["core.store.as-large"]
     assert (of_it.result, of_it.why) == (Result.NOT_EXERCISED, "the store was never full at rest")
-    full = replace(ran("end/all"), room_compared=True)
+    full = replace(ran("end/all"), capacity_compared=True)
     assert results(full)["core.store.as-large"].result is Result.PASSED
 
 

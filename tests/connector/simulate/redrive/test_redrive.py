@@ -15,8 +15,8 @@ from recorded_runs import play_once, survivable
 from recordings import DEMO, OURS, STALE, assert_the_same, recorded
 
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
-from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.redrive.comparison import Outcome
 from kvtrail.connector.simulate.redrive.redrive import redrive
 from kvtrail.connector.simulate.redrive.workload import NotDrivable, workload_of
@@ -73,7 +73,7 @@ def test_random_workloads_come_out_lookup_for_lookup(tmp_path: Path, profile: st
 )
 def test_transfers_between_steps_end_where_they_were_recorded(tmp_path: Path, profile: str) -> None:
     """vLLM's own OffloadingConnector: its answers depend on which loads and stores have ended."""
-    native = Subject("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
+    native = ConnectorUnderTest("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
     scenario = survivable(scenario_of(profile, 0), native.name)
     scenario = replace(scenario, workers=replace(scenario.workers, latest_steps=9))
     driven = redrive(recorded(play_once(scenario, native.configuration()), tmp_path))
@@ -113,7 +113,7 @@ def test_a_group_that_is_not_simulated_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_recorded_loads_fail_again(tmp_path: Path, seed: int) -> None:
-    native = Subject("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
+    native = ConnectorUnderTest("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
     played = play_once(survivable(scenario_of("load-failure", seed), native.name), native.configuration())
     driven = redrive(recorded(played, tmp_path))
     assert len(driven.workload.scenario.workers.fails) > 10
