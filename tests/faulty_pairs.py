@@ -205,7 +205,8 @@ class FaultyRouter(Router):
         return not self._later and super().is_idle
 
     def _ask_to_prefill(self, served: Served, request_id: str, prompt: list[int]) -> None:
-        whole, asked = len(prompt), ASKED_TO_PREFILL
+        whole = len(prompt)
+        asked: dict[str, Any] = {**ASKED_TO_PREFILL}
         match _mistake(served):
             case Mistake.SHORT:
                 prompt = prompt[: (whole - 1) // BLOCK_SIZE * BLOCK_SIZE + 1]
@@ -342,10 +343,10 @@ class FaultyRun(pairs.PairRun):
 
     @property
     def last_tick(self) -> int:
-        deaths = (getattr(self.pair, name, None) for name in ("prefill_dies_at", "decode_dies_at"))
-        network = self.pair.network
-        late = network.transfer_ticks + network.message_ticks + network.handshake_ticks
-        return max(super().last_tick, *(each + RETURNS_TICKS + late for each in deaths if each is not None), 0)
+        pair, network = self.pair, self.pair.network
+        deaths = (pair.prefill_dies_at, pair.decode_dies_at) if isinstance(pair, FaultyPair) else ()
+        late = RETURNS_TICKS + network.transfer_ticks + network.message_ticks + network.handshake_ticks
+        return max([super().last_tick, *(each + late for each in deaths if each is not None)])
 
     def played(self) -> PlayedPair:
         plain, router = super().played(), cast(FaultyRouter, self.router)

@@ -242,7 +242,8 @@ def drive(scenario: Scenario, stage: BareScheduler, on_step: Callable[[int], Non
                 stage.arrive(each)
         aborts = [each for each in aborts if each.at_step > stage.steps or not _happens(each, stage, taken)]
         ran = stage.step()
-        coming = any(each.at_step >= stage.steps for each in (*aborts, *resets, *arrivals))
+        later: list[Any] = [*aborts, *resets, *arrivals]
+        coming = any(each.at_step >= stage.steps for each in later)
         stalled = 0 if ran or coming else stalled + 1
         on_step(stage.steps)
         if stage.steps % FLUSH_STEPS == 0:

@@ -59,11 +59,11 @@ def _fewer_of(name: str, scenario: Scenario, fails: Fails) -> Scenario:
         return scenario
 
     def having(kept: Sequence[Any]) -> Scenario:
-        if holder is pair:
-            return replace(scenario, pair=replace(holder, **{name: tuple(kept)}))
+        if holder is not scenario:
+            return _of_pair(scenario, **{name: tuple(kept)})
         ids = {each.id for each in (kept if name == "arrivals" else scenario.arrivals)}
-        aborts = tuple(abort for abort in scenario.aborts if abort.id in ids)
-        return replace(scenario, **{"aborts": aborts, name: tuple(kept)})
+        fewer: dict[str, Any] = {"aborts": tuple(each for each in scenario.aborts if each.id in ids), name: tuple(kept)}
+        return replace(scenario, **fewer)
 
     needs_one = name == "requests" or (name == "arrivals" and pair is None)
     return having(minimal(getattr(holder, name), lambda kept: bool(kept or not needs_one) and fails(having(kept))))
@@ -125,9 +125,9 @@ def _of_arrivals(scenario: Scenario, **changes: Any) -> Scenario:
 
 def _sooner(scenario: Scenario) -> Scenario:
     """Everything earlier by the same number of steps."""
-    events = (*scenario.arrivals, *scenario.resets, *scenario.aborts)
+    events: list[Any] = [*scenario.arrivals, *scenario.resets, *scenario.aborts]
     by = min((each.at_step for each in events), default=0)
-    moved = {
+    moved: dict[str, Any] = {
         name: tuple(replace(each, at_step=each.at_step - by) for each in getattr(scenario, name))
         for name in ("arrivals", "resets", "aborts")
     }

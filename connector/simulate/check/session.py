@@ -12,8 +12,7 @@ from typing import Any
 from kvtrail.connector.simulate.check import rehearsal
 from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest, in_turn, varied
 from kvtrail.connector.simulate.check.coverage import RunCoverage, reached
-from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PAIR_PROFILES, PROFILES, scenario_of
-from kvtrail.connector.simulate.check.store_profiles import SMALL
+from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PAIR_PROFILES, PROFILES, SMALL, scenario_of
 from kvtrail.connector.simulate.check.trial import Shrunk, run, shrunk
 from kvtrail.connector.simulate.judges.failure import CRASH, HANG, Failure
 from kvtrail.connector.simulate.pairs.engine import can_be_paired
