@@ -234,7 +234,8 @@ def drive(scenario: Scenario, stage: BareScheduler, on_step: Callable[[int], Non
             if not (was_reset and reset.when) and _happens(reset, stage, taken):
                 was_reset = True
                 resets.remove(reset)
-        for each in [each for each in arrivals if each.at_step <= stage.steps]:
+        waits = any(reset.first and reset.at_step <= stage.steps for reset in resets)
+        for each in [each for each in arrivals if each.at_step <= stage.steps and not waits]:
             if each.id not in taken:  # else its id, or a transfer of it, is in use: it comes later
                 arrivals.remove(each)
                 taken.add(each.id)

@@ -91,13 +91,15 @@ class CachesReset:
     """vLLM's prefix cache is reset before a step. `running` preempts running requests for it, and waits for the first step at
     which nobody else holds blocks, since vLLM raises otherwise; `connector` resets the connector's cache as well; with
     neither, nothing happens while a request holds blocks. Without `prefix_cache` only the
-    connector's cache is reset. With `when`, it waits from then on until some request is in that state."""
+    connector's cache is reset. With `when`, it waits from then on until some request is in that state. With `first`, no
+    request comes while it waits."""
 
     at_step: int
     running: bool = False
     connector: bool = False
     prefix_cache: bool = True
     when: When | None = None
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -486,7 +486,7 @@ def _given_up(rng: random.Random, scenario: Scenario) -> Scenario:
         arrivals.append(Arrival(f"fails-{number}", prompt, 1, at_step + 14))
         aborts.append(Abort(f"fails-{number}", at_step + 14, When.FAILED_WITHIN))
         arrivals.append(Arrival(f"asks-{number}", prompt, 1, at_step + 28))
-        resets += [CachesReset(at_step + after, running=True) for after in (13, 27)]
+        resets += [CachesReset(at_step + after, running=True, first=True) for after in (13, 27)]
     return replace(scenario, arrivals=tuple(arrivals), aborts=tuple(aborts), resets=tuple(resets))
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from kvtrail.connector.known import has_other_writers, part_of
 from kvtrail.connector.registration import resolve
 from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest
-from kvtrail.connector.simulate.run import Unbuildable, play
+from kvtrail.connector.simulate.run import Played, Unbuildable, play
 from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
 
 NO_BYTES = "what they load changes no byte"
@@ -21,8 +21,8 @@ REHEARSAL = Scenario(
 """A prefix comes again and again; vLLM forgets it in between."""
 
 
-def why_fake(tested: ConnectorUnderTest) -> str | None:
-    """Why fake workers must stand in for the connector's own; None if its own do.
+def why_fake(tested: ConnectorUnderTest) -> tuple[str | None, Played | None]:
+    """Why fake workers must stand in for the connector's own, None if its own do; and the rehearsal, if there was one.
 
     Raises:
         Unbuildable: the connector cannot be built even with fake workers.
@@ -30,19 +30,19 @@ def why_fake(tested: ConnectorUnderTest) -> str | None:
     with suppress(Exception):  # it cannot be imported: whoever plays says so
         cls = resolve(tested.configuration()["kv_connector"])
         if part_of(cls, "fake") is not None:
-            return "kvtrail has a fake for what they talk to"
+            return "kvtrail has a fake for what they talk to", None
         if has_other_writers(cls):
-            return "what they load was computed elsewhere"
+            return "what they load was computed elsewhere", None
     try:
         played = play(REHEARSAL, tested.configuration(), own_workers=True)
     except Unbuildable as refused:
         build(tested)
-        return f"they cannot be made here ({str(refused).splitlines()[0]})"
+        return f"they cannot be made here ({str(refused).splitlines()[0]})", None
     if played.loads_read and not played.loads_copied:
-        return NO_BYTES
+        return NO_BYTES, played
     if played.error is not None and not played.loads_copied:
-        return f"{DIED} ({played.error.splitlines()[0]})"
-    return None
+        return f"{DIED} ({played.error.splitlines()[0]})", played
+    return None, played
 
 
 def build(tested: ConnectorUnderTest) -> None:

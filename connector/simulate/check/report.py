@@ -11,7 +11,7 @@ from typing import Any
 from kvtrail.connector.known.probe import NO_PROBE
 from kvtrail.connector.simulate.check.coverage import POINTS
 from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES
-from kvtrail.connector.simulate.check.session import ASKED_FOR, Checked, Found
+from kvtrail.connector.simulate.check.session import ASKED_FOR, NO_BYTES_TRACE, Checked, Found
 from kvtrail.connector.simulate.judges.failure import Failure
 from kvtrail.connector.simulate.regression import as_pytest, slug
 from kvtrail.tracer.ingest import otlp_json
@@ -101,6 +101,8 @@ def write_files(texts: Mapping[str, str], checked: Checked, folder: Path) -> lis
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = dict(texts)
+    if checked.no_bytes is not None:
+        texts[NO_BYTES_TRACE] = "".join(otlp_json.spans_to_json_lines(checked.no_bytes.spans))
     for found in checked.found:
         small = found.small
         trace, test = names_of(small.failure)

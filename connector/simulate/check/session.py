@@ -32,6 +32,8 @@ ASKED_FOR = "that was asked for"
 """Why fake workers run where the user wants them."""
 Known = Mapping[str, Sequence[Scenario]]
 NONE_KNOWN: Known = {}
+NO_BYTES_TRACE = "no-bytes.jsonl"
+"""The file with the trace of `Checked.no_bytes`."""
 FEW_STEPS, FEW_HITS = 1000, 20
 """Fewer than these prove nothing."""
 
@@ -77,6 +79,7 @@ class Checked:
         reached: how often each of the `points` was reached.
         runs: the coverage of each run.
         fake_workers: why its own workers did not run; None if they did.
+        no_bytes: the run of its own workers in which loads changed no byte, if there was one.
         unprobed: why nothing was seen of its plans and its store; None if a probe shows them.
         profiles: those that were asked for.
         refused: why the connector, or vLLM with it, refused a profile that is not for all, by profile.
@@ -99,6 +102,7 @@ class Checked:
     reached: Counter[str] = field(default_factory=Counter)
     runs: list[RunCoverage] = field(default_factory=list)
     fake_workers: str | None = None
+    no_bytes: Played | None = None
     unprobed: str | None = None
     seconds: float = 0.0
 
@@ -121,6 +125,13 @@ class Checked:
     def inconclusive(self) -> list[str]:
         """Why nothing found proves nothing, in sentences; empty if it proves something."""
         reasons = []
+        if self.no_bytes is not None:
+            longest = max(self.no_bytes.lookups, key=lambda lookup: lookup.answer or 0)
+            reasons.append(
+                f"Its own workers do not load, or not on a CPU: a lookup of {longest.request} was answered with"
+                f" {longest.answer} of {longest.total} tokens, and no byte of the KV cache changed in any call of its workers"
+                f" until the request ran on them. The trace is {NO_BYTES_TRACE}. All other runs had fake workers."
+            )
         if self.profiles and all(profile in self.refused for profile in self.profiles):
             return ["Nothing of what was asked for can be driven with this connector."]
         if not self.hits:
@@ -135,11 +146,6 @@ class Checked:
             )
         if missed := [name for name in self.profiles if not self.trials[name] and name not in self.refused]:
             reasons.append(f"The session ended before it came to: {', '.join(missed)}.")
-        if self.fake_workers == rehearsal.NO_BYTES:
-            reasons.append(
-                "Its workers report loads as done, and no byte of the KV cache has changed in any call of theirs: they do not"
-                " load, or not on a CPU."
-            )
         if self.fake_workers is not None and self.fake_workers.startswith(rehearsal.DIED):
             reasons.append(f"Fakes had to stand in for its workers, since {self.fake_workers}.")
         if self.unprobed is not None and self.unprobed.startswith("it failed"):
@@ -239,7 +245,10 @@ class _Session:
         """Find out whether the connector's own workers run."""
         self.announce("rehearsal")
         first = ConnectorUnderTest(self.checked.connector, self.configured("", self.checked.seed))
-        self.checked.fake_workers = rehearsal.why_fake(first)
+        why_fake, played = rehearsal.why_fake(first)
+        self.checked.fake_workers = why_fake
+        if why_fake == rehearsal.NO_BYTES:
+            self.checked.no_bytes = played
 
     def play(self, profile: str, seed: int) -> None:
         """Play what a profile and a seed draw, count what it shows, and shrink each failure that is new."""
@@ -259,7 +268,7 @@ class _Session:
                 rehearsal.build(tested)  # it raises, if it is not the profile that is refused
             return
         if own_workers and scenario.pair is None and played.loads_read and not played.loads_copied:
-            checked.fake_workers = rehearsal.NO_BYTES
+            checked.fake_workers, checked.no_bytes = rehearsal.NO_BYTES, played
             tested = replace(tested, own_workers=False)
             played, failures = run(tested, scenario)
         checked.count(profile, played, failures)

@@ -16,6 +16,8 @@ from kvtrail.connector.simulate.shrink import shrink
 from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.words import some
 
+BY_FINGERPRINT = "byte-drift"
+"""The rule that finds by fingerprints what is wrong bit by bit."""
 LAST_EVENTS = 12
 """Shown of a run that crashed or hung."""
 SHRINK_STEPS = 25_000
@@ -48,10 +50,13 @@ class Shrunk:
 
 
 def failures(played: Played) -> list[Failure]:
-    """What went wrong in a run. A rule comes before the death that it explains."""
-    found = [Failure(RULE, finding.rule, finding.explanation) for finding in played.findings]
+    """What went wrong in a run. A rule comes before the death that it explains. Wrong KV is one failure, whether it was seen
+    bit by bit or by fingerprints as well."""
     # Where the workers copy nothing at all, they are no real ones.
-    found += [each for each in played.observations if each.kind != BYTES or played.loads_copied]
+    seen = [each for each in played.observations if each.kind != BYTES or played.loads_copied]
+    again = BY_FINGERPRINT if any(each.kind == BYTES for each in seen) else ""
+    found = [Failure(RULE, each.rule, each.explanation) for each in played.findings if each.rule != again]
+    found += seen
     if played.error is not None:
         found.append(Failure(CRASH, without_numbers(played.error), played.error, _details(played)))
     elif played.unfinished:
