@@ -9,6 +9,8 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from kvtrail.connector.known.fake import SETTINGS
@@ -36,6 +38,7 @@ configuration.
 
 import json
 import os
+import sys
 
 import pytest
 
@@ -46,6 +49,8 @@ from kvtrail.connector.simulate.check.trial import run
 from kvtrail.connector.simulate.scenario import Scenario
 
 CONNECTOR = {connector}
+FOLDER = {folder}
+"""Where it is imported from; empty if it is installed."""
 CONFIGURATION = json.loads({extra})
 """Its kv_connector_extra_config."""
 BESIDE = {beside}
@@ -58,6 +63,7 @@ SCENARIO = {scenario}
 
 
 def test_{name}():
+    sys.path.append(FOLDER)
     name = os.environ.get("{variable}", CONNECTOR)
     tested = ConnectorUnderTest(name, CONFIGURATION, beside=BESIDE, own_workers=OWN_WORKERS)
     played, failures = run(tested, Scenario.from_dict(SCENARIO))
@@ -145,6 +151,7 @@ def as_pytest(scenario: Scenario, *, connector: ConnectorUnderTest, failure: Fai
         variable=VARIABLE,
         fakes="is a fake, the workers are the connector's" if connector.own_workers else "and the workers are fakes",
         connector=repr(connector.name),
+        folder=repr(_folder(connector.name)),
         extra=repr(json.dumps(dict(connector.extra), sort_keys=True)),
         beside=connector.beside,
         own_workers=connector.own_workers,
@@ -152,6 +159,16 @@ def as_pytest(scenario: Scenario, *, connector: ConnectorUnderTest, failure: Fai
         scenario=pprint.pformat(scenario.as_dict(), width=_WIDTH, sort_dicts=False),
         name=slug(failure.what).replace("-", "_"),
     )
+
+
+def _folder(name: str) -> str:
+    """The folder from which a connector `module:Class` is imported; empty if that is installed, or there is none."""
+    top = name.partition(":")[0].partition(".")[0] if ":" in name else ""
+    spec = find_spec(top) if top else None
+    if spec is None or spec.origin is None or "site-packages" in spec.origin:
+        return ""
+    file = Path(spec.origin)
+    return str(file.parents[1] if file.name == "__init__.py" else file.parent)
 
 
 def slug(text: str) -> str:

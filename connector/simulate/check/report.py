@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from kvtrail.connector.known.probe import NO_PROBE
 from kvtrail.connector.simulate.check.coverage import POINTS
 from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES
 from kvtrail.connector.simulate.check.session import ASKED_FOR, NO_BYTES_TRACE, Checked, Found
-from kvtrail.connector.simulate.judges.failure import Failure
 from kvtrail.connector.simulate.regression import as_pytest, slug
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model.words import count, some
@@ -62,7 +62,7 @@ def as_dict(checked: Checked) -> dict[str, Any]:
 def as_failure(found: Found, checked: Checked) -> dict[str, Any]:
     """A failure of a session as JSON-ready data. `trace` and `test` name the files that `write_files` writes."""
     failure = found.failure
-    trace, test = names_of(failure)
+    trace, test = names_of(found)
     return {
         "id": failure.id,
         "text": failure.text,
@@ -105,7 +105,7 @@ def write_files(texts: Mapping[str, str], checked: Checked, folder: Path) -> lis
         texts[NO_BYTES_TRACE] = "".join(otlp_json.spans_to_json_lines(checked.no_bytes.spans))
     for found in checked.found:
         small = found.small
-        trace, test = names_of(small.failure)
+        trace, test = names_of(found)
         texts[trace] = "".join(otlp_json.spans_to_json_lines(small.played.spans))
         texts[test] = as_pytest(small.scenario, connector=found.tested, failure=small.failure)
     for name, text in texts.items():
@@ -113,10 +113,11 @@ def write_files(texts: Mapping[str, str], checked: Checked, folder: Path) -> lis
     return [folder / name for name in texts]
 
 
-def names_of(failure: Failure) -> tuple[str, str]:
-    """The names of the files with a failure's trace and its test."""
-    name = slug(failure.what)
-    return f"{name}.jsonl", f"test_{name.replace('-', '_')}.py"
+def names_of(found: Found) -> tuple[str, str]:
+    """The names of the files with a failure's trace and its test. pytest needs a name of its own for each test: the
+    digits follow from the connector and the scenario."""
+    name, shown = slug(found.failure.what), json.dumps([found.tested.name, found.small.scenario.as_dict()])
+    return f"{name}.jsonl", f"test_{name.replace('-', '_')}_{zlib.crc32(shown.encode()):08x}.py"
 
 
 def _summary(checked: Checked) -> str:
