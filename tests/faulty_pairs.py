@@ -354,6 +354,8 @@ class FaultyRun(pairs.PairRun):
         dead = next((engine for engine in self.engines if engine.error not in (None, KILLED)), None)
         same = {each.name: getattr(plain, each.name) for each in fields(plain)}
         same |= {"error": None if dead is None else dead.error, "traceback": "" if dead is None else dead.trace}
+        killed = [name for engine in self.engines if engine.error == KILLED for name in pairs.left_in(engine)]
+        same["unfinished"] = {name: where for name, where in plain.unfinished.items() if name not in killed}
         return PlayedPair(
             **same,
             recorded={engine.name: engine.exporter.events() for engine in self.engines},

@@ -53,19 +53,19 @@ def _fewer(scenario: Scenario, fails: Fails) -> Scenario:
 
 
 def _fewer_of(name: str, scenario: Scenario, fails: Fails) -> Scenario:
-    pair = scenario.pair
-    holder: Any = pair if name in ("requests", "decodes") else scenario
+    of_pair = name in ("requests", "decodes")
+    holder: Any = scenario.pair if of_pair else scenario
     if holder is None:
         return scenario
 
     def having(kept: Sequence[Any]) -> Scenario:
-        if holder is not scenario:
+        if of_pair:
             return _of_pair(scenario, **{name: tuple(kept)})
         ids = {each.id for each in (kept if name == "arrivals" else scenario.arrivals)}
         fewer: dict[str, Any] = {"aborts": tuple(each for each in scenario.aborts if each.id in ids), name: tuple(kept)}
         return replace(scenario, **fewer)
 
-    needs_one = name == "requests" or (name == "arrivals" and pair is None)
+    needs_one = name == "requests" or (name == "arrivals" and scenario.pair is None)
     return having(minimal(getattr(holder, name), lambda kept: bool(kept or not needs_one) and fails(having(kept))))
 
 
