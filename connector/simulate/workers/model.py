@@ -139,9 +139,6 @@ class Model:
         """The KV cache group that each block was last given to."""
         self._failed_now: set[int] = set()
         """Blocks of the loads that have failed since the last step."""
-        self._left_failed: set[int] = set()
-        """Blocks that ended requests have left with what a failed load had brought, or what was computed from it: vLLM 0.32
-        keeps them in its prefix cache, whatever the connector does."""
         self._unread: dict[str, Load] = {}
         """Loads of requests that have not run since."""
         self._awaited: list[tuple[Any, Load]] = []
@@ -174,8 +171,6 @@ class Model:
                 failed.intersection(table[: -(-computed // layout.size)].tolist()) for table, layout in of_tables
             ):
                 mine = np.full_like(mine, FAILED)
-                for table, layout in zip(tables, self._layouts, strict=True):
-                    self._left_failed.difference_update(table[computed // layout.size :].tolist())
             else:
                 self._reads += self._read(request, computed, runs=True)
             for table, layout, written in zip(tables, self._layouts, writes, strict=True):
@@ -266,7 +261,6 @@ class Model:
         """A load fails: its blocks hold scribble."""
         self._unread.pop(request_id, None)
         self._failed_now.update(blocks)
-        self._left_failed.difference_update(blocks)
         for cache in self.caches.values():
             self._scribble(cache, blocks)
 
@@ -307,8 +301,6 @@ class Model:
     def _ended(self, request: Any) -> None:
         """Nobody reads the load of a request that has ended."""
         self._unread.pop(request.request_id, None)
-        for table in self._tables(request.request_id):
-            self._left_failed.update(table[(self._numbers[table] == FAILED).any(axis=1)].tolist())
 
     def _note_copies(self, load: Load) -> None:
         if not self.copied:
@@ -364,9 +356,9 @@ class Model:
         should = self._contents.of(read.request)[read.start : read.end]
         blocks = read.blocks[tokens // layout.size]
         held = self._numbers[blocks, layout.slot(tokens)]
-        wrong = held != should
-        if self._left_failed:
-            wrong &= (held != FAILED) | ~np.isin(blocks, list(self._left_failed))
+        # vLLM 0.32 keeps what a failed load has left, and what was computed of that, in its prefix cache until the request
+        # computes it again: for others where the request ends, and for itself where it is preempted.
+        wrong = (held != should) & (held != FAILED)
         if wrong.any():
             layers = [name for name, cache in self.caches.items() if cache.group == read.group]
             self._note(read, read.start + int(wrong.argmax()), int(wrong.sum()), layers)
