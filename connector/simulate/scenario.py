@@ -257,16 +257,6 @@ def _refuse_texts(settings: Mapping[str, Any]) -> None:
             raise ValueError(f"setting {name} is neither a number nor a truth value")
 
 
-def beginning(prompt: Iterable[Segment], length: int) -> tuple[Segment, ...]:
-    """The first `length` tokens of a prompt, or all of it where it is shorter."""
-    kept: list[Segment] = []
-    for seed, count in prompt:
-        if length > 0:
-            kept.append((seed, min(count, length)))
-        length -= count
-    return tuple(kept)
-
-
 def tokens(segments: Iterable[Segment]) -> list[int]:
     """The token ids that segments stand for."""
     drawn: list[int] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtrail.connector.registration import found_again
-from kvtrail.connector.simulate.redrive.prefixes import Known, segments
+from kvtrail.connector.simulate.redrive.prefixes import segments
 from kvtrail.connector.simulate.redrive.recorded import RecordedRequest, recorded_requests
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, job, wait
 from kvtrail.tracer.events import semconv
@@ -89,9 +89,9 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     chunk_size = next((e.chunk_size for e in events if e.chunk_size), None)
     groups = _groups(resource)
     hash_size = _hash_size(requests, block_size) if groups else block_size
-    made, known = segments(requests, block_size=hash_size, chunk_size=chunk_size)
-    if known is not Known.BLOCKS:
-        notes.append(_NO_HASHES.format(_SHARING[known]))
+    made = segments(requests, block_size=hash_size)
+    if unknown := sum(request.hashes is None for request in requests.values()):
+        notes.append(_NO_HASHES.format(some(unknown, "request")))
     arrivals = tuple(
         Arrival(
             name,
@@ -139,10 +139,7 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
 
 
 _MISSING = "{} of the recording are missing, so the load is not all of the recorded one."
-_NO_HASHES = (
-    "The recording holds no block hashes (they are recorded at level `detailed`): which requests share a prefix is {}."
-)
-_SHARING = {Known.CHUNKS: "known by the keys of chunks only", Known.LENGTHS: "guessed by lengths"}
+_NO_HASHES = "The block hashes of {} are not recorded (they are at level `detailed`): here no other request shares their prefixes."
 _UNKNOWN_FAILURES = "{} of failed blocks cannot be traced to a load: that load does not fail here."
 _MAY_FAIL_LATER = ("aborted", "error")
 """Of a request that ends so, its load may be reported failed later: of an aborted one it goes on, and one with an error ended
