@@ -21,7 +21,6 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import ROOTS, Kind
 from kvtrail.tracer.history.history import load
 from kvtrail.tracer.history.judging import findings_of
-from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.model.words import count, described, kind, some
 from kvtrail.tracer.reports.terminal import plain
 from kvtrail.tracer.rules import Rule, all_rules
@@ -96,17 +95,13 @@ def _failure(of: Report, folder: Path) -> dict[str, Any]:
         **of,
         **_events(of, rule, folder),
         "rule": rule,
-        "source": _read(folder / of["test"]),
+        "source": (folder / of["test"]).read_text(encoding="utf-8"),
     }
 
 
 def _events(of: Report, rule: Rule | None, folder: Path) -> dict[str, Any]:
-    """The events of a failure's run in words, in their order, and how many are left out; or why the trace
-    cannot be read."""
-    try:
-        events = load([folder / of["trace"]]).events
-    except (UnusableTrace, OSError) as error:
-        return {"unreadable": str(error)}
+    """The events of a failure's run in words, in their order, and how many are left out."""
+    events = load([folder / of["trace"]]).events
     findings = [each for each in findings_of(events).values() if rule is not None and each.rule == rule.id]
     proofs = {witness.span_id: witness.label for finding in findings[:1] for witness in finding.witness}
     shown = [event for event in events if event.kind not in NOT_SHOWN]
@@ -117,7 +112,6 @@ def _events(of: Report, rule: Rule | None, folder: Path) -> dict[str, Any]:
         kept = [event for event in shown if event.request is None or event.request in named][-MOST_EVENTS:]
     several = len({event.engine for event in events}) > 1
     return {
-        "unreadable": "",
         "left_out": len(shown) - len(kept),
         "events": [
             {
@@ -136,10 +130,3 @@ def _events(of: Report, rule: Rule | None, folder: Path) -> dict[str, Any]:
 def _about(event: Event, *, several: bool) -> str:
     who = "the engine" if event.request is None else event.request
     return f"{who} of {event.engine[:8]}" if several else who
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        return f"# It cannot be read: {error}"

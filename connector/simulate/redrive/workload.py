@@ -139,7 +139,9 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
 
 
 _MISSING = "{} of the recording are missing, so the load is not all of the recorded one."
-_NO_HASHES = "The block hashes of {} are not recorded (they are at level `detailed`): here no other request shares their prefixes."
+_NO_HASHES = (
+    "The block hashes of {} are not recorded (they are at level `detailed`), so no prefix of theirs is shared here."
+)
 _UNKNOWN_FAILURES = "{} of failed blocks cannot be traced to a load: that load does not fail here."
 _MAY_FAIL_LATER = ("aborted", "error")
 """Of a request that ends so, its load may be reported failed later: of an aborted one it goes on, and one with an error ended

@@ -154,14 +154,6 @@ def test_no_text_is_taken_for_an_element(tmp_path: Path) -> None:
     assert r"\x1b[31m\x00\ud800" in attacked.text
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
-    of = report()
-    of["failures"] = [failure(trace="absent.jsonl", test="absent.py")]
-    text = read(of, tmp_path).text
-    assert "The trace cannot be read: " in text
-    assert "# It cannot be read: " in text
-
-
 def test_of_a_long_history_the_last_events_of_the_named_requests_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
