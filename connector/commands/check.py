@@ -32,15 +32,9 @@ if TYPE_CHECKING:
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Stop after this many scheduling steps. [default: 20000, if neither --runs nor --time is given]",
+    help="Stop after this many scheduling steps. [default: 20000, if --runs is not given]",
 )
 @click.option("--runs", type=click.IntRange(min=1), help="Stop after this many workloads.")
-@click.option(
-    "--time",
-    "seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Stop after this many seconds; on a busy machine they check less.",
-)
 @click.option(
     "--fake-workers", is_flag=True, help="Do not run the connector's own workers, even if they would run on this CPU."
 )
@@ -63,7 +57,6 @@ def check(
     seed: int,
     steps: int | None,
     runs: int | None,
-    seconds: float | None,
     fake_workers: bool,
     first: bool,
     output: Path,
@@ -92,7 +85,7 @@ def check(
     from kvtrail.connector.simulate.check.session import STEPS
     from kvtrail.connector.simulate.check.session import check as torture
 
-    if seconds is None and steps is None and runs is None:
+    if steps is None and runs is None:
         steps = STEPS
 
     def session(on_progress: OnProgress) -> Checked:
@@ -101,7 +94,6 @@ def check(
             config=config,
             profiles=profiles or None,
             seed=seed,
-            seconds=seconds,
             steps=steps,
             runs=runs,
             fake_workers=fake_workers,

@@ -163,7 +163,6 @@ def check(
     config: dict[str, Any] | None = None,
     profiles: Sequence[str] | None = None,
     seed: int = 0,
-    seconds: float | None = None,
     steps: int | None = STEPS,
     runs: int | None = None,
     fake_workers: bool = False,
@@ -172,8 +171,8 @@ def check(
     known: Known = NONE_KNOWN,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
-    """Stress a connector, profile after profile, seed after seed, until `steps`, `runs` or `seconds` are spent; None sets no
-    limit. The same seed gives the same trials, however fast the machine is.
+    """Stress a connector, profile after profile, seed after seed, until `steps` or `runs` are spent; None sets no limit. The
+    same seed gives the same trials, however fast the machine is.
 
     Args:
         profiles: None for all, of pairs of engines only where the connector hands over from one to another.
@@ -202,7 +201,7 @@ def check(
         session.play(profile, number)
         trials = checked.trials.total()
         made = max(checked.steps.total(), LEAST_STEPS * trials)
-        spent = ((seconds, checked.seconds), (steps, made), (runs, trials))
+        spent = ((steps, made), (runs, trials))
         if any(most is not None and now >= most for most, now in spent) or (stop_at_first and checked.found):
             break
     if checked.trials and not checked.lookups:
