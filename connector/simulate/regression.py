@@ -165,10 +165,10 @@ def _folder(name: str) -> str:
     """The folder from which a connector `module:Class` is imported; empty if that is installed, or there is none."""
     top = name.partition(":")[0].partition(".")[0] if ":" in name else ""
     spec = find_spec(top) if top else None
-    if spec is None or spec.origin is None or "site-packages" in spec.origin:
+    if spec is None:
         return ""
-    file = Path(spec.origin)
-    return str(file.parents[1] if file.name == "__init__.py" else file.parent)
+    place = Path(next(iter(spec.submodule_search_locations or ()), spec.origin or ""))
+    return "" if "site-packages" in place.parts else str(place.parent)
 
 
 def slug(text: str) -> str:
