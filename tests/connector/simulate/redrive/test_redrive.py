@@ -247,7 +247,7 @@ def test_without_hashes_no_answer_is_called_different(tmp_path: Path, profile: s
     )
     compared = redrive(recorded(played, tmp_path)).comparison
     assert compared.first is None, compared.first
-    assert compared.outcomes[Outcome.SAME] > 30
+    assert compared.has_compared
 
 
 @pytest.mark.parametrize("name", ["gap", "truncated", "stale-lookup"])
