@@ -24,15 +24,14 @@ from typing import Any
 from unittest import mock
 
 from faults import OF_PAIRS
+from faulty_pairs import Mistake, PlayedPair, drawn, play_pair, with_pair
 
 from kvtrail.connector.known.nixl.probe import NixlProbe
 from kvtrail.connector.known.probe import Probe
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pairs import pairs
-from kvtrail.connector.simulate.pairs.pair_scenario import drawn, with_pair
-from kvtrail.connector.simulate.pairs.pairs import PlayedPair, play_pair
-from kvtrail.connector.simulate.scenario import Mistake, Scenario
-from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
+from kvtrail.connector.simulate.pairs import engine as pairs
+from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.events.events import Handoff
 from kvtrail.tracer.events.semconv import Kind
 

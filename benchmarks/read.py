@@ -25,7 +25,7 @@ from memory import MemoryTransport
 from rounds import print_ratio
 
 from kvtrail.connector.recording import exporter, recorder
-from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.ingest import decode, otlp_json, protobuf

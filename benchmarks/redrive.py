@@ -16,11 +16,11 @@ from rounds import print_ratio
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate import tiny_model
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.redrive.redrive import redrive
 from kvtrail.connector.simulate.run import drive, play
 from kvtrail.connector.simulate.scenario import Scenario
-from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.history.history import History, load
 from kvtrail.tracer.ingest import otlp_json
 

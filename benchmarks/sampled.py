@@ -73,7 +73,7 @@ def main() -> None:
 
 def compare(folder: Path, rounds: int, made: Sequence[Encoding]) -> None:
     """Run both sides and print the ratios. `made` are the sides' exporters, in the order of `SIDES`."""
-    from kvtrail.connector.simulate.stages import BareScheduler
+    from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 
     schedulers = {}
     for side in SIDES:

@@ -79,7 +79,7 @@ class Busy:
     def __init__(self, folder: Path, running: int, side: str, level: str, window: int = 0, **more: str) -> None:
         """With a `window`, the last layer is a KV cache group of its own, which sees `window` tokens. `more` are settings of
         the traced connector besides its level."""
-        from kvtrail.connector.simulate.stages import BareScheduler
+        from kvtrail.connector.simulate.bare_scheduler import BareScheduler
         from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 
         extra = {"kvtrail": {"level": level, **more}, **(HOST if side in OFFLOADING else {})}
@@ -180,7 +180,7 @@ def bare(folder: Path, count: int, *, of_thread: bool) -> None:
     of the scheduler's thread."""
     from kvtrail.connector.demo.workload import shared_prefixes
     from kvtrail.connector.recording.recorder import recorders
-    from kvtrail.connector.simulate.stages import BareScheduler
+    from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 
     schedulers = {side: BareScheduler(folder / "model", {"kv_connector": side}) for side in SIDES}
     rates: dict[str, list[float]] = {side: [] for side in SIDES}

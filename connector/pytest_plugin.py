@@ -65,7 +65,7 @@ class Suite(pytest.Collector):
             self.refused = str(missing)
             return
         from kvtrail.connector.simulate.check.session import NothingRecorded
-        from kvtrail.connector.simulate.conformance import files, report, suite
+        from kvtrail.connector.simulate.conformance import report, suite
         from kvtrail.connector.simulate.run import Unbuildable
 
         try:
@@ -79,7 +79,7 @@ class Suite(pytest.Collector):
         self.report = written = report.as_dict(result)
         if out := option(OUT):
             self.out = out
-            files.write(result, written, out)
+            report.write(result, written, out)
 
 
 class _Test(pytest.Item):
@@ -109,7 +109,7 @@ class _Test(pytest.Item):
 
 class Requirement(_Test):
     def decide(self, report: Mapping[str, Any]) -> None:
-        from kvtrail.connector.simulate.conformance.junit import failure_text
+        from kvtrail.connector.simulate.conformance.report import failure_text
 
         mine = next(each for each in report["requirements"] if each["id"] == self.name)
         if mine["failures"]:
@@ -123,7 +123,7 @@ class Conclusion(_Test):
     def decide(self, report: Mapping[str, Any]) -> None:
         if report["inconclusive"]:
             raise Broken("\n".join(["Nothing failed, but that proves nothing:", *report["inconclusive"]]))
-        from kvtrail.connector.simulate.conformance.junit import failure_text
+        from kvtrail.connector.simulate.conformance.report import failure_text
         from kvtrail.connector.simulate.conformance.requirements import of_level
 
         shown = {each.id for each in of_level(self.config.getoption(LEVEL))}
@@ -144,9 +144,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(STEPS, metavar="N", type=int, help="Scheduling steps. [default: 14000 for core, else 20000]")
     group.addoption(SEED, metavar="N", type=int, default=0, help="The first seed. [default: 0]")
-    group.addoption(
-        OUT, metavar="FOLDER", type=Path, help="Write report.json, junit.xml, index.html and each failure there."
-    )
+    group.addoption(OUT, metavar="FOLDER", type=Path, help="Write report.json, index.html and each failure there.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

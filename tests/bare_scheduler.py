@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 
 
 def scheduler(folder: Path, name: str, extra: dict[str, Any] | None = None, **options: Any) -> BareScheduler:

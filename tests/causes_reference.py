@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.connector.simulate import in_memory
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.run import drive
 from kvtrail.connector.simulate.scenario import Scenario
-from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.events.events import Alloc, Event, Lookup
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.facts import Breakdown

@@ -22,7 +22,7 @@ OPEN = [f"open-{number}" for number in range(6)]
 def bare_engine(pipe: Connection, folder: Path, end: str) -> None:
     """An engine on the bare scheduler, with open requests; it waits to be killed, or shuts down as vLLM's does."""
     from kvtrail.connector.recording import recorder
-    from kvtrail.connector.simulate.stages import BareScheduler
+    from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 
     transfer = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": {"chunk_size": 256}}
     bare = BareScheduler(folder / "engine", transfer)

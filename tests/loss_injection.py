@@ -10,16 +10,16 @@ from functools import cache
 
 import recorded_runs
 from damages import Batch, Delivery, S, by_recorder, damaged, lives, mixture, sent
+from faulty_pairs import Mistake, drawn, with_pair
 from history import history
 from msgspec import structs
 from recorded_runs import CONNECTORS, Run
 from sidecars import FORGET_NS, Name, live, moments
 
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest
 from kvtrail.connector.simulate.check.profiles import PROFILES
-from kvtrail.connector.simulate.check.subject import Subject
-from kvtrail.connector.simulate.pairs.pair_scenario import drawn, with_pair
-from kvtrail.connector.simulate.scenario import Arrival, Mistake, Scenario
+from kvtrail.connector.simulate.scenario import Arrival, Scenario
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.events.semconv import Level
@@ -361,7 +361,7 @@ def a_day(requests: int = 20_000) -> Run:
     )
     scenario = Scenario(arrivals=arrivals, num_blocks=100, settings={"max_num_batched_tokens": 512}, most_steps=10**9)
     steps = requests / 10 * 12
-    subject = Subject("OffloadConnector", {"cpu_bytes_to_use": 12_000_000, "chunk_size": 32})
+    subject = ConnectorUnderTest("OffloadConnector", {"cpu_bytes_to_use": 12_000_000, "chunk_size": 32})
     return recorded_runs.play(
         scenario, subject.configuration(), rng, name="a day", levels=(Level.DETAILED,), idle_s=86_400 / steps * 18
     )

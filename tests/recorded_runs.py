@@ -23,6 +23,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import faults  # noqa: F401 - makes them known
+from faulty_pairs import PlayedPair, play_pair
 from msgspec import structs
 from once_a_session import once_a_session
 
@@ -31,11 +32,10 @@ from kvtrail.connector.recording import recorder
 from kvtrail.connector.recording.idle import IdleRequests
 from kvtrail.connector.recording.recorder import HEARTBEAT_S, Recorder
 from kvtrail.connector.simulate import in_memory, run
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest, varied
 from kvtrail.connector.simulate.check.profiles import scenario_of
-from kvtrail.connector.simulate.check.subject import Subject, varied
-from kvtrail.connector.simulate.pairs.pairs import PlayedPair, play_pair
 from kvtrail.connector.simulate.scenario import Abort, Arrival, Scenario, When
-from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd, RequestStart
 from kvtrail.tracer.events.semconv import Kind, Level
 
@@ -101,7 +101,7 @@ def healthy(connector: str, profile: str, seed: int, *, workers: int = 1, engine
     """A run of a correct connector. The seed draws its settings, its level (which may change in the middle), how long steps
     take, and whether request ids are used again after their end."""
     rng = random.Random(f"{connector}/{profile}/{seed}")
-    subject = Subject(
+    subject = ConnectorUnderTest(
         connector,
         varied(connector, rng.choice),
         beside=profile == "multi" and connector != "MultiConnector",
@@ -131,7 +131,7 @@ def faulty(
     """A run with a known bug. Its engine lives on for ten minutes of recorded time, unless it dies."""
     rng = random.Random(f"{fault}/{connector}/{profile}/{seed}")
     extra = varied(connector, rng.choice) if settings is None else settings
-    subject = Subject(f"Faulty:{fault}:{connector}", extra, beside=fault == "unselected-load")
+    subject = ConnectorUnderTest(f"Faulty:{fault}:{connector}", extra, beside=fault == "unselected-load")
     scenario = sparing_running(scenario_of(profile, seed))
     if fault == "callers-gave-up":
         gone = tuple(Abort(each.id, each.at_step + GIVES_UP_STEPS, When.LOADING) for each in scenario.arrivals)

@@ -17,7 +17,7 @@ from prometheus_client import start_http_server
 
 from kvtrail.connector.demo.workload import DemoRequest, shared_prefixes
 from kvtrail.connector.recording import recorder
-from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 
 ENGINE = "loading"
 

@@ -13,9 +13,9 @@ import vllm.model_executor.models.opt
 import vllm.v1.worker.cpu_worker
 from vllm import LLM, ModelRegistry
 
-from kvtrail.connector.simulate import stages, tiny_model
+from kvtrail.connector.simulate import bare_scheduler, tiny_model
 
-__all__ = ["LLM", "stages", "tiny_model", "vllm"]
+__all__ = ["LLM", "bare_scheduler", "tiny_model", "vllm"]
 
 _COLLECTS_NOTHING = SimpleNamespace(
     **{**vars(gc), "collect": lambda generation=2: 0, "freeze": lambda: None, "unfreeze": lambda: None}

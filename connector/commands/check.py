@@ -10,7 +10,7 @@ import click
 
 from kvtrail.connector.commands.options import CONFIG, vllm_ready
 from kvtrail.connector.commands.sessions import OnProgress, end, runnable, watched
-from kvtrail.connector.simulate.check.profiles import OF_PAIRS, PROFILES
+from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES
 from kvtrail.tracer.commands.options import INCONCLUSIVE
 from kvtrail.tracer.reports import output_file
 
@@ -25,22 +25,16 @@ if TYPE_CHECKING:
     "--profile",
     "profiles",
     multiple=True,
-    type=click.Choice((*PROFILES, *OF_PAIRS)),
+    type=click.Choice((*PROFILES, *PAIR_PROFILES)),
     help="Only this kind of workload; may be repeated.",
 )
 @click.option("--seed", default=0, show_default=True, help="The first seed; the same seed gives the same workloads.")
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Stop after this many scheduling steps. [default: 20000, if neither --runs nor --time is given]",
+    help="Stop after this many scheduling steps. [default: 20000, if --runs is not given]",
 )
 @click.option("--runs", type=click.IntRange(min=1), help="Stop after this many workloads.")
-@click.option(
-    "--time",
-    "seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Stop after this many seconds; on a busy machine they check less.",
-)
 @click.option(
     "--fake-workers", is_flag=True, help="Do not run the connector's own workers, even if they would run on this CPU."
 )
@@ -51,7 +45,7 @@ if TYPE_CHECKING:
     default="kvtrail-check",
     show_default=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for report.md, junit.xml, and the trace and the test of each failure.",
+    help="Folder for report.json, and the trace and the test of each failure.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for machines.")
 @click.pass_context
@@ -63,7 +57,6 @@ def check(
     seed: int,
     steps: int | None,
     runs: int | None,
-    seconds: float | None,
     fake_workers: bool,
     first: bool,
     output: Path,
@@ -92,7 +85,7 @@ def check(
     from kvtrail.connector.simulate.check.session import STEPS
     from kvtrail.connector.simulate.check.session import check as torture
 
-    if seconds is None and steps is None and runs is None:
+    if steps is None and runs is None:
         steps = STEPS
 
     def session(on_progress: OnProgress) -> Checked:
@@ -101,7 +94,6 @@ def check(
             config=config,
             profiles=profiles or None,
             seed=seed,
-            seconds=seconds,
             steps=steps,
             runs=runs,
             fake_workers=fake_workers,

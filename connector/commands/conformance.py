@@ -46,7 +46,7 @@ LEVELS = ("core", "extended", "all")
     default="kvtrail-conformance",
     show_default=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for report.json, junit.xml, index.html, and the trace and the test of each failure.",
+    help="Folder for report.json, index.html, and the trace and the test of each failure.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, for machines.")
 @click.pass_context
@@ -77,7 +77,8 @@ def conformance(
     Example: kvtrail conformance my_module:Mine --level all --out report
     """
     vllm_ready("kvtrail conformance")
-    from kvtrail.connector.simulate.conformance import files, report, suite, text
+    from kvtrail.connector.simulate.check.report import as_json as as_document
+    from kvtrail.connector.simulate.conformance import report, suite, text
 
     try:
         small = report.known_from(json.loads(path.read_text(encoding="utf-8")) for path in known)
@@ -91,7 +92,7 @@ def conformance(
     result = suite.concluded(asked, checked)
     data = report.as_dict(result)
     with output_file.or_exit(out):
-        written = files.write(result, data, out)
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text.as_text(data))
+        written = report.write(result, data, out)
+    click.echo(as_document(data) if as_json else text.as_text(data))
     code = {"passed": 0, "failed": 1, "inconclusive": INCONCLUSIVE}[data["verdict"]]
     end(context, written, interrupted=interrupted, code=code)

@@ -9,11 +9,14 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from kvtrail.connector.known.fake import SETTINGS
-from kvtrail.connector.simulate.check.subject import Subject
-from kvtrail.connector.simulate.check.trial import Failure, failures, shrunk
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest
+from kvtrail.connector.simulate.check.trial import failures, shrunk
+from kvtrail.connector.simulate.judges.failure import Failure
 from kvtrail.connector.simulate.redrive.redrive import Redriven, redrive
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.history.history import History
@@ -35,16 +38,19 @@ configuration.
 
 import json
 import os
+import sys
 
 import pytest
 
 pytest.importorskip("vllm")
 
-from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest
 from kvtrail.connector.simulate.check.trial import run
 from kvtrail.connector.simulate.scenario import Scenario
 
 CONNECTOR = {connector}
+FOLDER = {folder}
+"""Where it is imported from; empty if it is installed."""
 CONFIGURATION = json.loads({extra})
 """Its kv_connector_extra_config."""
 BESIDE = {beside}
@@ -57,8 +63,10 @@ SCENARIO = {scenario}
 
 
 def test_{name}():
-    subject = Subject(os.environ.get("{variable}", CONNECTOR), CONFIGURATION, beside=BESIDE, own_workers=OWN_WORKERS)
-    played, failures = run(subject, Scenario.from_dict(SCENARIO))
+    sys.path.append(FOLDER)
+    name = os.environ.get("{variable}", CONNECTOR)
+    tested = ConnectorUnderTest(name, CONFIGURATION, beside=BESIDE, own_workers=OWN_WORKERS)
+    played, failures = run(tested, Scenario.from_dict(SCENARIO))
     assert played.events, "nothing was recorded"
     for each in failures:
         print(f"{{each.id}}\\n{{each.text}}\\n")
@@ -109,14 +117,14 @@ def regression(
     """
     driven = redrive(history, connector=connector, config=config, recorder=recorder)
     recorded = {name: value for name, value in driven.settings.items() if name != SETTINGS}  # of the recorded requests
-    subject = Subject(driven.connector, {**recorded, **(config or {})})
+    tested = ConnectorUnderTest(driven.connector, {**recorded, **(config or {})})
     failure = _chosen(failures(driven.played), driven, rule)
 
     original = driven.workload.scenario
-    small = shrunk(failure, driven.played, subject, original, tries=shrink_tries, on_try=on_try)
+    small = shrunk(failure, driven.played, tested, original, tries=shrink_tries, on_try=on_try)
     if not small.seen:
         raise DoesNotAppear(f"{failure.id} appears only with what the store held when it was recorded")
-    source = as_pytest(small.scenario, connector=subject, failure=small.failure)
+    source = as_pytest(small.scenario, connector=tested, failure=small.failure)
     return Regression(source=source, failure=small.failure, scenario=small.scenario, original=original)
 
 
@@ -135,7 +143,7 @@ def _chosen(found: list[Failure], driven: Redriven, rule: str | None) -> Failure
     raise DoesNotAppear(f"{asked} does not appear when the recording is driven again with {driven.connector}: {there}")
 
 
-def as_pytest(scenario: Scenario, *, connector: Subject, failure: Failure) -> str:
+def as_pytest(scenario: Scenario, *, connector: ConnectorUnderTest, failure: Failure) -> str:
     """The file's text; `failure` is what the scenario shows with the connector."""
     return _TEMPLATE.format(
         title=_quotable(f"{connector.name}: {failure.id}"),
@@ -143,6 +151,7 @@ def as_pytest(scenario: Scenario, *, connector: Subject, failure: Failure) -> st
         variable=VARIABLE,
         fakes="is a fake, the workers are the connector's" if connector.own_workers else "and the workers are fakes",
         connector=repr(connector.name),
+        folder=repr(_folder(connector.name)),
         extra=repr(json.dumps(dict(connector.extra), sort_keys=True)),
         beside=connector.beside,
         own_workers=connector.own_workers,
@@ -150,6 +159,16 @@ def as_pytest(scenario: Scenario, *, connector: Subject, failure: Failure) -> st
         scenario=pprint.pformat(scenario.as_dict(), width=_WIDTH, sort_dicts=False),
         name=slug(failure.what).replace("-", "_"),
     )
+
+
+def _folder(name: str) -> str:
+    """The folder from which a connector `module:Class` is imported; empty if that is installed, or there is none."""
+    top = name.partition(":")[0].partition(".")[0] if ":" in name else ""
+    spec = find_spec(top) if top else None
+    if spec is None:
+        return ""
+    place = Path(next(iter(spec.submodule_search_locations or ()), spec.origin or ""))
+    return "" if "site-packages" in place.parts else str(place.parent)
 
 
 def slug(text: str) -> str:

@@ -8,7 +8,6 @@ import os
 import secrets
 import sys
 import tempfile
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +20,11 @@ from typing import Any
 
 from kvtrail.connector import registration
 from kvtrail.connector.simulate import in_memory
-from kvtrail.connector.simulate.judges import room
-from kvtrail.connector.simulate.judges.observer import Observation, Observer
-from kvtrail.connector.simulate.judges.plans import left_out
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
+from kvtrail.connector.simulate.judges import capacity
+from kvtrail.connector.simulate.judges.failure import Failure
+from kvtrail.connector.simulate.judges.observer import Observer
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
-from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.workers.slow_threads import slow_threads
 from kvtrail.connector.tracing import traced
 from kvtrail.tracer.detect.detector import Detector
@@ -44,9 +43,6 @@ DRAIN_STEPS = 12
 """Idle steps at the end, beyond those that transfers in flight may take."""
 STALLED_STEPS = 300
 """After this many steps in which nothing was scheduled although requests wait, they count as never ending."""
-PATIENT_STEPS = 100
-"""After this many of them, each further one waits for a moment."""
-PATIENCE_S = 0.005
 
 
 class Unbuildable(ValueError):
@@ -71,7 +67,7 @@ class Played:
         loads_read: loads with bytes that were checked, where the connector's own workers ran.
         loads_copied: whether any of them had written anything.
         blocks_compared: blocks with bytes that were compared before a step that reads them.
-        room_compared: whether the room of a full store was compared with that of a new one.
+        capacity_compared: whether the capacity of a full store was compared with that of a new one.
         kv_events: blocks that the connector's KV cache events reported as stored, as removed, and lookups that found some.
         unprobed: why the connector's probe saw nothing: it has none, or it failed; None if it worked.
         tested: the id of the connector under test among the children of a MultiConnector; None if that is all of them.
@@ -82,7 +78,7 @@ class Played:
     events: Sequence[Event]
     findings: Sequence[Finding]
     checks: Mapping[tuple[str, Verdict], int]
-    observations: Sequence[Observation]
+    observations: Sequence[Failure]
     error: str | None
     traceback: str
     steps: int
@@ -94,7 +90,7 @@ class Played:
     unprobed: str | None
     tested: str | None = None
     ranks: int = 1
-    room_compared: bool = False
+    capacity_compared: bool = False
     kv_events: tuple[int, int, int] = (0, 0, 0)
 
     @cached_property
@@ -155,12 +151,12 @@ def play(
         observer, tested, error, trace = None, None, None, ""
         steps_when_new = 0
 
-        def when_new(at_once: bool) -> room.Room:
+        def when_new(at_once: bool) -> capacity.Capacity:
             nonlocal steps_when_new
             with in_memory.exporters():
                 new = built()
                 try:
-                    return room.measured_when_new(new, partial(run_more, new, scenario), at_once=at_once)
+                    return capacity.measured_when_new(new, partial(run_more, new, scenario), at_once=at_once)
                 finally:
                     new.close()
                     steps_when_new += new.steps
@@ -172,7 +168,9 @@ def play(
         try:
             drive(scenario, stage, on_step)
             if at_rest and observer is not None and not stage.scheduler.has_unfinished_requests():
-                observer.rest(partial(run_more, stage, scenario), when_new if room.can_be_measured(scenario) else None)
+                observer.rest(
+                    partial(run_more, stage, scenario), when_new if capacity.can_be_measured(scenario) else None
+                )
         except Exception as died:  # an engine may die of anything
             error, trace = f"{type(died).__name__}: {died}", where(died)
         in_memory.flush()
@@ -188,15 +186,12 @@ def play(
     alone = schedulers[child - 1] if 0 < child <= len(schedulers) else None
     detector, checks = judged_alone(events, alone)
     found = [finding for held in detector.findings.values() for finding in held.values()]
-    observations = [] if observer is None else observer.observations()
-    if observed and (gap := left_out(events, alone)) is not None:
-        observations.append(gap)
     return Played(
         exporters=exporters,
         events=events,
         findings=by_weight(found),
         checks=checks,
-        observations=observations,
+        observations=[] if observer is None else [*observer.seen.values()],
         error=error,
         traceback=trace,
         steps=stage.steps + steps_when_new,
@@ -208,7 +203,7 @@ def play(
         unprobed=unprobed,
         tested=alone,
         ranks=scenario.settings.get("tensor_parallel_size", 1),
-        room_compared=observer is not None and observer.room_compared,
+        capacity_compared=observer is not None and observer.capacity_compared,
         kv_events=(0, 0, 0) if observer is None else observer.kv_events.counts,
     )
 
@@ -223,43 +218,35 @@ def run_more(stage: BareScheduler, scenario: Scenario, arrivals: Sequence[Arriva
 
 def drive(scenario: Scenario, stage: BareScheduler, on_step: Callable[[int], None] = lambda steps: None) -> None:
     """Run a scenario step by step until nothing is left to do."""
-    arrivals = sorted(scenario.arrivals, key=lambda a: a.at_step)[::-1]  # the next one last
-    aborts = sorted(scenario.aborts, key=lambda a: a.at_step)[::-1]
-    resets = sorted(scenario.resets, key=lambda r: r.at_step)[::-1]
-    due: tuple[list[CachesReset], list[Abort]] = ([], [])
+    arrivals = sorted(scenario.arrivals, key=lambda each: each.at_step)
+    aborts = sorted(scenario.aborts, key=lambda each: each.at_step)
+    resets = sorted(scenario.resets, key=lambda each: each.at_step)
     live: dict[str, int] = {}
     """When each request was last known to vLLM."""
     quiet = 2 + 2 * scenario.workers.latest_steps
     idle = stalled = 0
     drained = DRAIN_STEPS + 2 * scenario.workers.latest_steps  # a store, and then the report that blocks are free
     while stage.steps < scenario.most_steps and idle < drained and stalled < STALLED_STEPS:
-        while resets and resets[-1].at_step <= stage.steps:
-            due[0].append(resets.pop())
         live.update(dict.fromkeys(stage.scheduler.requests, stage.steps))
         taken = {name for name, step in live.items() if stage.steps - step <= quiet}
         was_reset = False
-        for reset in tuple(due[0]):
-            if not (was_reset and reset.when) and _happens(
-                reset, stage, taken
-            ):  # nobody resets twice for the same reason
+        for reset in [each for each in resets if each.at_step <= stage.steps]:
+            # nobody resets twice for the same reason
+            if not (was_reset and reset.when) and _happens(reset, stage, taken):
                 was_reset = True
-                due[0].remove(reset)
-        for number in range(len(arrivals) - 1, -1, -1):
-            if arrivals[number].at_step > stage.steps:
-                break
-            if arrivals[number].id not in taken:  # else its id, or a transfer of it, is in use: it comes later
-                each = arrivals.pop(number)
+                resets.remove(reset)
+        waits = any(reset.first and reset.at_step <= stage.steps for reset in resets)
+        for each in [each for each in arrivals if each.at_step <= stage.steps and not waits]:
+            if each.id not in taken:  # else its id, or a transfer of it, is in use: it comes later
+                arrivals.remove(each)
                 taken.add(each.id)
                 live[each.id] = stage.steps
                 stage.arrive(each)
-        while aborts and aborts[-1].at_step <= stage.steps:
-            due[1].append(aborts.pop())
-        due[1][:] = [each for each in due[1] if not _happens(each, stage, taken)]
+        aborts = [each for each in aborts if each.at_step > stage.steps or not _happens(each, stage, taken)]
         ran = stage.step()
-        coming = aborts or resets or (arrivals and arrivals[0].at_step > stage.steps)
+        later: list[Any] = [*aborts, *resets, *arrivals]
+        coming = any(each.at_step >= stage.steps for each in later)
         stalled = 0 if ran or coming else stalled + 1
-        if stalled > PATIENT_STEPS:
-            time.sleep(PATIENCE_S)  # a connector may copy in a thread of its own
         on_step(stage.steps)
         if stage.steps % FLUSH_STEPS == 0:
             in_memory.flush()

@@ -7,10 +7,12 @@ thousands of tokens stays readable.
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
+
+import msgspec
 
 from kvtrail.connector.known.nixl.stand_in.network import Schedule
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, VOCABULARY
@@ -89,13 +91,15 @@ class CachesReset:
     """vLLM's prefix cache is reset before a step. `running` preempts running requests for it, and waits for the first step at
     which nobody else holds blocks, since vLLM raises otherwise; `connector` resets the connector's cache as well; with
     neither, nothing happens while a request holds blocks. Without `prefix_cache` only the
-    connector's cache is reset. With `when`, it waits from then on until some request is in that state."""
+    connector's cache is reset. With `when`, it waits from then on until some request is in that state. With `first`, no
+    request comes while it waits."""
 
     at_step: int
     running: bool = False
     connector: bool = False
     prefix_cache: bool = True
     when: When | None = None
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,33 +144,6 @@ class Point(StrEnum):
     DECODING = "decoding"
 
 
-class Mistake(StrEnum):
-    """What a router does wrong with what an engine hands over."""
-
-    EXCHANGED = "exchanged"
-    """It gives two requests each other's."""
-    TWICE = "twice"
-    """It asks the engine that decodes twice with the same."""
-    SHORT = "short"
-    """The engine that prefills got a part of the prompt, which ends in the same block."""
-    CUT = "cut"
-    """The engine that prefills got a part of the prompt, which ends in an earlier block."""
-    ALTERED = "altered"
-    """It changes the last block id."""
-    NAMED_ALIKE = "named alike"
-    """It gives two requests one `transfer_id`, and keeps them at the same time."""
-    OVERDUE = "overdue"
-    """It keeps it until the lease has run out and the blocks are another request's."""
-
-
-class Return(StrEnum):
-    """How an engine that was killed comes back, at its old address."""
-
-    SAME = "same"
-    """With the engine id that it had, as where that is configured."""
-    OTHER = "other"
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """A client's request, to both engines.
@@ -184,7 +161,6 @@ class Request:
     at_tick: int = 0
     kept_ticks: int = 0
     leaves: Point | None = None
-    mistake: Mistake | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +172,6 @@ class Pair:
         decodes: what else the engine that decodes is asked; steps are ticks.
         prefill_every, decode_every: how many ticks there are for one step of each.
         decode_blocks: of the pool of the engine that decodes.
-        prefill_dies_at, decode_dies_at: the tick in which that engine is killed; None if it lives.
-        prefill_returns: how the engine that prefills comes back after that, `RETURNS_TICKS` later; None if it does not.
         tick_s: seconds of a tick, for leases.
         lease_s: the lease of what is handed over.
         prefill_ranks, decode_ranks: tensor-parallel ranks of each engine.
@@ -209,9 +183,6 @@ class Pair:
     prefill_every: int = 1
     decode_every: int = 1
     decode_blocks: int = 48
-    prefill_dies_at: int | None = None
-    prefill_returns: Return | None = None
-    decode_dies_at: int | None = None
     tick_s: float = 0.1
     lease_s: int = 30
     prefill_ranks: int = 1
@@ -238,7 +209,7 @@ class Scenario:
         pair: the second engine, and what lies between both; None if there is one.
     """
 
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[Arrival, ...] = ()
     aborts: tuple[Abort, ...] = ()
     resets: tuple[CachesReset, ...] = ()
     num_blocks: int = 64
@@ -269,17 +240,14 @@ class Scenario:
             ValueError: the data is no scenario; the text says why.
         """
         try:
-            known = dict(data)
-            known["arrivals"] = _arrivals(known.get("arrivals", ()))
-            known["aborts"] = tuple(Abort(**_timed(each)) for each in known.get("aborts", ()))
-            known["resets"] = tuple(CachesReset(**_timed(each)) for each in known.get("resets", ()))
-            known["groups"] = tuple(CacheGroup(**each) for each in known.get("groups", ()))
-            known["workers"] = _workers(known.get("workers", {}))
-            known["pair"] = _pair(known["pair"]) if known.get("pair") else None
-            _refuse_texts(known.get("settings", {}))
-            return cls(**known)
-        except (TypeError, KeyError, ValueError) as wrong:
+            if unknown := data.keys() - {each.name for each in fields(cls)}:
+                raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+            groups = tuple(CacheGroup(**each) for each in data.get("groups", ()))
+            made = replace(msgspec.convert({**data, "groups": ()}, cls), groups=groups)
+            _refuse_texts(made.settings)
+        except (TypeError, AttributeError, ValueError) as wrong:
             raise ValueError(f"not a scenario: {wrong}") from wrong
+        return made
 
 
 def _refuse_texts(settings: Mapping[str, Any]) -> None:
@@ -287,16 +255,6 @@ def _refuse_texts(settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if not isinstance(value, int | float) and (name, value) not in _HARMLESS:
             raise ValueError(f"setting {name} is neither a number nor a truth value")
-
-
-def beginning(prompt: Iterable[Segment], length: int) -> tuple[Segment, ...]:
-    """The first `length` tokens of a prompt, or all of it where it is shorter."""
-    kept: list[Segment] = []
-    for seed, count in prompt:
-        if length > 0:
-            kept.append((seed, min(count, length)))
-        length -= count
-    return tuple(kept)
 
 
 def tokens(segments: Iterable[Segment]) -> list[int]:
@@ -308,57 +266,21 @@ def tokens(segments: Iterable[Segment]) -> list[int]:
     return drawn
 
 
-def _arrivals(data: Iterable[Mapping[str, Any]]) -> tuple[Arrival, ...]:
-    named = ((each, {name: _segments(each.get(name, ())) for name in ("prompt", "output")}) for each in data)
-    return tuple(Arrival(**{**each, **segments}) for each, segments in named)
-
-
-def _segments(data: Iterable[Sequence[Any]]) -> tuple[Segment, ...]:
-    return tuple((str(seed), int(count)) for seed, count in data)
-
-
-def _pair(data: Mapping[str, Any]) -> Pair:
-    return Pair(
-        **{
-            **data,
-            "requests": tuple(map(_request, data["requests"])),
-            "decodes": _arrivals(data.get("decodes", ())),
-            "network": Schedule(**data.get("network", {})),
-            "prefill_returns": Return(data["prefill_returns"]) if "prefill_returns" in data else None,
-        }
-    )
-
-
-def _request(data: Mapping[str, Any]) -> Request:
-    named = {name: kind(data[name]) for name, kind in (("leaves", Point), ("mistake", Mistake)) if name in data}
-    return Request(**{**data, "prompt": _segments(data["prompt"]), **named})
-
-
-def _timed(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {**data, "when": When(data["when"])} if "when" in data else dict(data)
-
-
-def _workers(data: Mapping[str, Any]) -> Workers:
-    named = {name: tuple((str(what), int(at)) for what, at in data.get(name, ())) for name in ("ends", "fails")}
-    return Workers(**{**data, **named})
-
-
 def _sparse(thing: Any) -> dict[str, Any]:
-    """A dataclass as data, without fields that have their default."""
+    """A dataclass as JSON-ready data, without fields that have their default."""
     kept: dict[str, Any] = {}
     for each in fields(thing):
         value = getattr(thing, each.name)
-        if isinstance(value, tuple) and value and hasattr(value[0], "__dataclass_fields__"):
-            kept[each.name] = [_sparse(item) for item in value]
-        elif isinstance(value, tuple) and value and isinstance(value[0], CacheGroup):
-            kept[each.name] = declared(value)
-        elif isinstance(value, Workers):
-            if value != Workers():
-                kept[each.name] = {name: each for name, each in asdict(value).items() if each or name == "latest_steps"}
-        elif isinstance(value, Pair | Schedule):
-            kept[each.name] = _sparse(value)
-        elif value != each.default and value not in ((), {}):
-            kept[each.name] = (
-                dict(value) if isinstance(value, Mapping) else str(value) if isinstance(value, StrEnum) else value
-            )
+        if value != (each.default if each.default_factory is MISSING else each.default_factory()):
+            kept[each.name] = _plain(value)
     return kept
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return _sparse(value)
+    if isinstance(value, CacheGroup):
+        return declared((value,))[0]
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, StrEnum) else value

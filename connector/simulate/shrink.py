@@ -35,67 +35,103 @@ def shrink(
 
     while True:
         before = smallest
-        for part in (_simpler_pair, _fewer_arrivals, _fewer_happenings, _simpler_world, _shorter, _sooner):
+        for part in (_fewer, _simpler, _shorter):
             smallest = part(smallest, fails_in_time)
         if smallest == before or tried == tries:
-            return _plain_names(smallest, fails)
+            return _adopted(smallest, fails, _plainly_named)
 
 
-def _simpler_pair(scenario: Scenario, fails: Fails) -> Scenario:
-    """Of two engines: fewer requests, a simpler network, engines that are never busy."""
-    if scenario.pair is None:
+LISTS = ("requests", "decodes", "arrivals", "aborts", "resets")
+"""The lists of a scenario, and of its pair of engines, of which fewer items may do."""
+
+
+def _fewer(scenario: Scenario, fails: Fails) -> Scenario:
+    """Fewer requests, aborts and resets."""
+    for name in LISTS:
+        scenario = _fewer_of(name, scenario, fails)
+    return scenario
+
+
+def _fewer_of(name: str, scenario: Scenario, fails: Fails) -> Scenario:
+    of_pair = name in ("requests", "decodes")
+    holder: Any = scenario.pair if of_pair else scenario
+    if holder is None:
         return scenario
-    pair = scenario.pair
 
-    def fails_with(**changes: Any) -> bool:
-        nonlocal pair
-        candidate = replace(pair, **changes)
-        if candidate == pair or not fails(replace(scenario, pair=candidate)):
-            return False
-        pair = candidate
-        return True
+    def having(kept: Sequence[Any]) -> Scenario:
+        if of_pair:
+            return _of_pair(scenario, **{name: tuple(kept)})
+        ids = {each.id for each in (kept if name == "arrivals" else scenario.arrivals)}
+        fewer: dict[str, Any] = {"aborts": tuple(each for each in scenario.aborts if each.id in ids), name: tuple(kept)}
+        return replace(scenario, **fewer)
 
-    minimal(pair.requests, lambda kept: bool(kept) and fails_with(requests=tuple(kept)))
-    minimal(pair.decodes, lambda kept: fails_with(decodes=tuple(kept)))
-    prompt = Schedule(transfer_ticks=0, message_ticks=0, handshake_ticks=0)
-    fails_with(prefill_every=1, decode_every=1)
-    if not fails_with(network=prompt):
-        fails_with(network=replace(prompt, failing=pair.network.failing, seed=pair.network.seed))
-    fails_with(requests=tuple(replace(each, at_tick=0, kept_ticks=0) for each in pair.requests))
-    return replace(scenario, pair=pair)
+    needs_one = name == "requests" or (name == "arrivals" and scenario.pair is None)
+    return having(minimal(getattr(holder, name), lambda kept: bool(kept or not needs_one) and fails(having(kept))))
 
 
-def _fewer_arrivals(scenario: Scenario, fails: Fails) -> Scenario:
-    def without(arrivals: Sequence[Arrival]) -> Scenario:
-        ids = {arrival.id for arrival in arrivals}
-        aborts = tuple(abort for abort in scenario.aborts if abort.id in ids)
-        return replace(scenario, arrivals=tuple(arrivals), aborts=aborts)
-
-    kept = minimal(scenario.arrivals, lambda arrivals: bool(arrivals or scenario.pair) and fails(without(arrivals)))
-    return without(kept)
-
-
-def _fewer_happenings(scenario: Scenario, fails: Fails) -> Scenario:
-    aborts = minimal(scenario.aborts, lambda kept: fails(replace(scenario, aborts=tuple(kept))))
-    scenario = replace(scenario, aborts=tuple(aborts))
-    resets = minimal(scenario.resets, lambda kept: fails(replace(scenario, resets=tuple(kept))))
-    return replace(scenario, resets=tuple(resets))
-
-
-def _simpler_world(scenario: Scenario, fails: Fails) -> Scenario:
-    for simpler in (
-        replace(scenario, workers=Workers(latest_steps=0)),
-        replace(scenario, workers=Workers()),
-        replace(scenario, workers=replace(scenario.workers, load_failures=0.0)),
-        replace(scenario, drafts=0),
-        replace(scenario, settings={k: v for k, v in scenario.settings.items() if k != "scheduling_policy"}),
-        replace(scenario, seed=0),
-        replace(scenario, arrivals=tuple(replace(arrival, priority=0) for arrival in scenario.arrivals)),
-        replace(scenario, arrivals=tuple(replace(arrival, output=()) for arrival in scenario.arrivals)),
-    ):
+def _adopted(scenario: Scenario, fails: Fails, *simplify: Callable[[Scenario], Scenario]) -> Scenario:
+    """The scenario, simplified by each of these functions with which it still fails."""
+    for each in simplify:
+        simpler = each(scenario)
         if simpler != scenario and fails(simpler):
             scenario = simpler
     return scenario
+
+
+def _simpler(scenario: Scenario, fails: Fails) -> Scenario:
+    """Simpler workers, settings and engines, and everything sooner."""
+    return _adopted(
+        scenario,
+        fails,
+        lambda of: _of_pair(of, prefill_every=1, decode_every=1),
+        lambda of: _of_pair(of, network=PROMPT),
+        lambda of: _of_pair(of, network=_without_delays(of)),
+        lambda of: _of_requests(of, at_tick=0, kept_ticks=0),
+        lambda of: replace(of, workers=Workers(latest_steps=0)),
+        lambda of: replace(of, workers=Workers()),
+        lambda of: replace(of, workers=replace(of.workers, load_failures=0.0)),
+        lambda of: replace(of, drafts=0),
+        lambda of: replace(of, settings={k: v for k, v in of.settings.items() if k != "scheduling_policy"}),
+        lambda of: replace(of, seed=0),
+        lambda of: _of_arrivals(of, priority=0),
+        lambda of: _of_arrivals(of, output=()),
+        lambda of: _of_arrivals(of, at_step=0),
+        _sooner,
+    )
+
+
+PROMPT = Schedule(transfer_ticks=0, message_ticks=0, handshake_ticks=0)
+"""A network that delays nothing."""
+
+
+def _of_pair(scenario: Scenario, **changes: Any) -> Scenario:
+    return scenario if scenario.pair is None else replace(scenario, pair=replace(scenario.pair, **changes))
+
+
+def _without_delays(scenario: Scenario) -> Schedule:
+    """The network, without delays where it delays anything, and with the transfers that fail."""
+    network = Schedule() if scenario.pair is None else scenario.pair.network
+    return network if network == PROMPT else replace(PROMPT, failing=network.failing, seed=network.seed)
+
+
+def _of_requests(scenario: Scenario, **changes: Any) -> Scenario:
+    requests = () if scenario.pair is None else scenario.pair.requests
+    return _of_pair(scenario, requests=tuple(replace(each, **changes) for each in requests))
+
+
+def _of_arrivals(scenario: Scenario, **changes: Any) -> Scenario:
+    return replace(scenario, arrivals=tuple(replace(each, **changes) for each in scenario.arrivals))
+
+
+def _sooner(scenario: Scenario) -> Scenario:
+    """Everything earlier by the same number of steps."""
+    events: list[Any] = [*scenario.arrivals, *scenario.resets, *scenario.aborts]
+    by = min((each.at_step for each in events), default=0)
+    moved: dict[str, Any] = {
+        name: tuple(replace(each, at_step=each.at_step - by) for each in getattr(scenario, name))
+        for name in ("arrivals", "resets", "aborts")
+    }
+    return replace(scenario, **moved)
 
 
 def _shorter(scenario: Scenario, fails: Fails) -> Scenario:
@@ -110,34 +146,15 @@ def _shorter(scenario: Scenario, fails: Fails) -> Scenario:
     return scenario
 
 
-def _sooner(scenario: Scenario, fails: Fails) -> Scenario:
-    """All requests at once, or everything earlier."""
-    if not scenario.arrivals:
-        return scenario
-    at_once = tuple(replace(arrival, at_step=0) for arrival in scenario.arrivals)
-    by = min(each.at_step for each in scenario.arrivals)
-    by = min([by, *(each.at_step for each in scenario.resets), *(each.at_step for each in scenario.aborts)])
-    moved = replace(
-        scenario,
-        arrivals=tuple(replace(each, at_step=each.at_step - by) for each in scenario.arrivals),
-        resets=tuple(replace(each, at_step=each.at_step - by) for each in scenario.resets),
-        aborts=tuple(replace(each, at_step=each.at_step - by) for each in scenario.aborts),
-    )
-    for sooner in (replace(scenario, arrivals=at_once), moved):
-        if sooner != scenario and fails(sooner):
-            scenario = sooner
-    return scenario
-
-
-def _plain_names(scenario: Scenario, fails: Fails) -> Scenario:
-    """Requests and segments with plain names, if it still fails: names are seeds."""
+def _plainly_named(scenario: Scenario) -> Scenario:
+    """Requests and segments with plain names: names are seeds."""
     names: dict[str, str] = {}
     ids = {arrival.id: f"r-{number}" for number, arrival in enumerate(scenario.arrivals)}
 
     def plain(segments: Sequence[Segment]) -> tuple[Segment, ...]:
         return tuple((names.setdefault(seed, f"part-{len(names)}"), count) for seed, count in segments)
 
-    named = replace(
+    return replace(
         scenario,
         arrivals=tuple(
             replace(each, id=ids[each.id], prompt=plain(each.prompt), output=plain(each.output))
@@ -145,7 +162,6 @@ def _plain_names(scenario: Scenario, fails: Fails) -> Scenario:
         ),
         aborts=tuple(replace(each, id=ids[each.id]) for each in scenario.aborts),
     )
-    return named if named != scenario and fails(named) else scenario
 
 
 def _smaller_arrivals(arrival: Arrival, block_size: int) -> Iterator[Arrival]:

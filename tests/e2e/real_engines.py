@@ -44,8 +44,8 @@ def drive(folder: Path, name: str) -> None:
     """One engine on the bare scheduler."""
     from kvtrail.connector.demo.workload import stale_lookup
     from kvtrail.connector.recording import recorder
+    from kvtrail.connector.simulate.bare_scheduler import BareScheduler
     from kvtrail.connector.simulate.scenario import Workers
-    from kvtrail.connector.simulate.stages import BareScheduler
 
     connector, extra, requests = ENGINES[name]
     transfer: dict[str, Any] = {

@@ -16,7 +16,7 @@ from processes import Tracer, until
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.simulate import in_memory
-from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.tracer.events.events import Heartbeat
 from kvtrail.tracer.ingest import decode, otlp_json
 

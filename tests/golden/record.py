@@ -24,8 +24,8 @@ from released import AS_SENT, VERSIONS, figures, joined
 
 from kvtrail import __version__
 from kvtrail.connector.demo.workload import stale_lookup
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.scenario import Workers
-from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.history.history import load

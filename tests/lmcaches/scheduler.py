@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from kvtrail.connector.simulate import tiny_model
-from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest
 from kvtrail.connector.simulate.check.trial import run
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.events.events import Lookup
@@ -24,7 +24,7 @@ from kvtrail.tracer.ingest import otlp_json
 def main() -> None:
     task = json.loads(sys.argv[1])
     tiny_model.prepare_environment()
-    played, failures = run(Subject(task["connector"], task["extra"]), Scenario.from_dict(task["scenario"]))
+    played, failures = run(ConnectorUnderTest(task["connector"], task["extra"]), Scenario.from_dict(task["scenario"]))
     if task["trace"]:  # without the name of the folder that it was recorded in
         text = otlp_json.spans_to_json_line(played.spans) + "\n"
         Path(task["trace"]).write_text(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 if TYPE_CHECKING:
-    from kvtrail.connector.simulate.check.trial import Failure
+    from kvtrail.connector.simulate.judges.failure import Failure
 
 ROOT = Path(__file__).parents[2]
 EVERY_CONNECTOR = ROOT / "tests" / "connector" / "tracing" / "test_every_connector.py"
@@ -121,7 +121,7 @@ def untraced() -> str:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from kvtrail.connector.registration import resolve
-    from kvtrail.connector.simulate.stages import BareScheduler
+    from kvtrail.connector.simulate.bare_scheduler import BareScheduler
     from kvtrail.connector.tracing.traced import Tracing
 
     begin = Scheduler.__init__

@@ -6,20 +6,15 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from kvtrail.connector.simulate.check.store_profiles import (
-    EVENTS,
-    SHARED,
-    STORE_PROFILES,
-    kv_events,
-    room,
-    shared_loads,
-)
-from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
+from kvtrail.connector.simulate.pairs.pair_scenario import drawn
+from kvtrail.connector.simulate.scenario import KV_EVENTS, Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
+from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
 from kvtrail.tracer.events.cache_groups import ALL, CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
 
 MAX_LENGTH = 1024
 """Tokens of a request at most, in the tiny model."""
-BLOCK_SIZE = 32
+LONGEST = 1000
+"""Tokens of a request in a conversation at most."""
 
 
 def chunked_prefill(rng: random.Random) -> Scenario:
@@ -255,6 +250,112 @@ def mixed(rng: random.Random) -> Scenario:
     )
 
 
+def room(rng: random.Random) -> Scenario:
+    """A store that is full all the time: more prefixes than a small one holds, and every other one comes again at once.
+    Equal prompts come in one step, and some clients leave while they wait or load."""
+    heads = [_fresh(rng, BLOCK_SIZE * rng.randrange(8, 25)) for _ in range(9)]
+    head = heads[0]
+    arrivals: list[Arrival] = []
+    aborts: list[Abort] = []
+    at_step = 0
+    for number in range(28):
+        if rng.random() < 0.5:
+            head = rng.choice(heads)
+        tail = () if rng.random() < 0.3 else (_fresh(rng, rng.randrange(20, 200)),)
+        for twin in range(rng.choice((1, 1, 2, 3))):
+            arrival = Arrival(f"r-{number}-{twin}", (head, *tail), rng.randrange(1, 6), at_step)
+            arrivals.append(arrival)
+            if rng.random() < 0.4:
+                aborts.append(Abort(arrival.id, at_step, rng.choice((None, When.MATCHED, *3 * (When.LOADING,)))))
+        at_step += rng.randrange(12)
+    resets = [
+        CachesReset(step, running=rng.random() < 0.3, connector=rng.random() < 0.05) for step in range(10, at_step, 10)
+    ]
+    for _ in range(2):  # the second one comes when the store is filled in part
+        step = rng.randrange(at_step)
+        resets += [CachesReset(each, connector=True, prefix_cache=False) for each in (step, step + rng.randrange(2, 9))]
+    return Scenario(
+        arrivals=tuple(arrivals),
+        aborts=tuple(aborts),
+        resets=tuple(resets),
+        num_blocks=rng.choice((64, 100)),
+        settings={"max_num_batched_tokens": rng.choice((96, 512, 2048))},
+        workers=Workers(latest_steps=rng.choice((0, 4, 8)), seed=rng.randrange(10**6)),
+        seed=rng.randrange(10**6),
+    )
+
+
+def kv_events(rng: random.Random) -> Scenario:
+    """A store that is full all the time, and that reports what it gains and loses, as a router asks of it. No two resets come
+    in one step: `room` has such."""
+    scenario = room(rng)
+    resets = {each.at_step: each for each in scenario.resets}
+    return replace(scenario, resets=tuple(resets.values()), settings={**scenario.settings, **KV_EVENTS})
+
+
+def shared_loads(rng: random.Random) -> Scenario:
+    """Two or three requests load one short prefix, and their loads begin and end at different times; meanwhile prompts come
+    that fill a small store, which evicts for them what nobody needs any more."""
+    arrivals: list[Arrival] = []
+    resets: list[CachesReset] = []
+    for number in range(6):
+        at_step, head = 90 * number, _fresh(rng, BLOCK_SIZE * rng.randrange(2, 6) + 1)
+        arrivals.append(Arrival(f"stores-{number}", (head,), 1, at_step))
+        at_step += 30
+        resets.append(CachesReset(at_step))
+        for load in range(rng.randrange(2, 4)):
+            at_step += rng.randrange(1, 3)
+            arrivals.append(Arrival(f"loads-{number}-{load}", (head, _fresh(rng, 5)), 1, at_step))
+        for new in range(3):
+            at_step += rng.randrange(1, 5)
+            prompt = (_fresh(rng, BLOCK_SIZE * rng.randrange(8, 20) + 1),)
+            arrivals.append(Arrival(f"new-{number}-{new}", prompt, 1, at_step))
+    return Scenario(
+        arrivals=tuple(arrivals),
+        resets=tuple(resets),
+        num_blocks=rng.choice((64, 100)),
+        settings={"max_num_batched_tokens": 1000},
+        workers=Workers(latest_steps=4, seed=rng.randrange(10**6)),
+        seed=rng.randrange(10**6),
+    )
+
+
+def many_prefixes(rng: random.Random) -> Scenario:
+    """Seven hundred short prompts of one length that share nothing: a key that does not tell two of them apart finds what
+    another prompt has stored."""
+    length = rng.choice((2 * BLOCK_SIZE, 4 * BLOCK_SIZE)) + 1
+    arrivals = tuple(Arrival(f"p-{n}", (_fresh(rng, length),), 1, n // 8) for n in range(700))
+    settings = {"max_num_batched_tokens": 2048}
+    return Scenario(arrivals=arrivals, num_blocks=96, settings=settings, seed=rng.randrange(10**6))
+
+
+def conversation(rng: random.Random) -> Scenario:
+    """Conversations: each turn extends the last one and its answer. Blocks are scarce, so some answers are computed in two
+    parts, with a preemption between them, and the next turn loads them."""
+    arrivals: list[Arrival] = []
+    resets: list[CachesReset] = []
+    for talk in range(rng.randrange(4, 7)):
+        history: tuple[Segment, ...] = (_fresh(rng, rng.randrange(60, 250)),)
+        at_step = rng.randrange(30)
+        for turn in range(4):
+            answer = _fresh(rng, rng.randrange(20, 90))
+            arrival = Arrival(f"talk-{talk}-{turn}", history, answer[1], at_step, output=(answer,))
+            if arrival.length + answer[1] > LONGEST:
+                break
+            arrivals.append(arrival)
+            history = (*history, answer, _fresh(rng, rng.randrange(8, 80)))
+            at_step += answer[1] + rng.randrange(20, 60)
+            resets.append(CachesReset(at_step - 1, running=rng.random() < 0.2))
+    return Scenario(
+        arrivals=tuple(arrivals),
+        resets=tuple(resets),
+        num_blocks=rng.randrange(36, 64),
+        settings={"max_num_batched_tokens": rng.choice((48, 200))},
+        workers=Workers(latest_steps=rng.choice((0, 4)), seed=rng.randrange(10**6)),
+        seed=rng.randrange(10**6),
+    )
+
+
 def no_prefix_caching(rng: random.Random) -> Scenario:
     """vLLM without its own prefix cache: lookups begin at token 0, and what comes again is loaded."""
     scenario = _with_resets_beside_stores(rng.choice([asynchronous, mixed, room])(rng), rng)
@@ -266,11 +367,25 @@ def failed_requests(rng: random.Random) -> Scenario:
     return replace(load_failure(rng), recompute=False)
 
 
+def handoffs(rng: random.Random) -> Scenario:
+    """One engine prefills and another one decodes: requests queue and are aborted at every point of the hand-off,
+    messages come late and out of order, leases run out, and some transfers fail."""
+    return drawn(rng.randrange(10**6), failing=rng.choice((0.0, 0.2)))
+
+
+def handoff_ranks(rng: random.Random) -> Scenario:
+    """The same with two tensor-parallel ranks in either engine, or in both."""
+    ranks = rng.choice(((1, 2), (2, 1), (2, 2)))
+    return drawn(rng.randrange(10**6), failing=rng.choice((0.0, 0.2)), ranks=ranks)
+
+
 PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "chunked-prefill": chunked_prefill,
     "preemption-storm": preemption_storm,
     "retry": retry,
-    **STORE_PROFILES,
+    "room": room,
+    "many-prefixes": many_prefixes,
+    "conversation": conversation,
     "abort": abort,
     "async": asynchronous,
     "load-failure": load_failure,
@@ -287,21 +402,26 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "groups": groups,
     "states": states,
     "block-sizes": block_sizes,
-    EVENTS: kv_events,
+    "kv-events": kv_events,
     "no-prefix-caching": no_prefix_caching,
     "failed-requests": failed_requests,
-    SHARED: shared_loads,
+    "shared-loads": shared_loads,
 }
 """The profiles, in the order in which `kvtrail check` takes turns."""
-OF_PAIRS = ("handoffs", "handoff-ranks")
-"""Profiles of two engines (`pair_profiles`), for connectors by which one hands over to the other."""
+PAIR_PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
+    "handoffs": handoffs,
+    "handoff-ranks": handoff_ranks,
+}
+"""The profiles of two engines, for connectors by which one hands over to the other. They come first."""
+SMALL = ("room", "kv-events", "shared-loads")
+"""The profiles for which a known connector gets a small store (`settings_when_full`)."""
 NOT_FOR_ALL = ("ranks", "groups", "states", "block-sizes", "no-prefix-caching")
 """Profiles that a connector may refuse."""
 
 
 def scenario_of(profile: str, seed: int) -> Scenario:
     """The scenario of a profile and a seed: always the same."""
-    return PROFILES[profile](random.Random(f"{profile}/{seed}"))
+    return (PAIR_PROFILES | PROFILES)[profile](random.Random(f"{profile}/{seed}"))
 
 
 def _crowd(
@@ -366,7 +486,7 @@ def _given_up(rng: random.Random, scenario: Scenario) -> Scenario:
         arrivals.append(Arrival(f"fails-{number}", prompt, 1, at_step + 14))
         aborts.append(Abort(f"fails-{number}", at_step + 14, When.FAILED_WITHIN))
         arrivals.append(Arrival(f"asks-{number}", prompt, 1, at_step + 28))
-        resets += [CachesReset(at_step + after, running=True) for after in (13, 27)]
+        resets += [CachesReset(at_step + after, running=True, first=True) for after in (13, 27)]
     return replace(scenario, arrivals=tuple(arrivals), aborts=tuple(aborts), resets=tuple(resets))
 
 

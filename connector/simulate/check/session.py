@@ -6,19 +6,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from typing import Any
 
 from kvtrail.connector.simulate.check import rehearsal
-from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired, pair_of
-from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
-from kvtrail.connector.simulate.check.ran import Ran
-from kvtrail.connector.simulate.check.reached import reached
-from kvtrail.connector.simulate.check.store_profiles import SMALL
-from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
-from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
-from kvtrail.connector.simulate.check.workload import Workload
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest, in_turn, varied
+from kvtrail.connector.simulate.check.coverage import RunCoverage, reached
+from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PAIR_PROFILES, PROFILES, SMALL, scenario_of
+from kvtrail.connector.simulate.check.trial import Shrunk, run, shrunk
+from kvtrail.connector.simulate.judges.failure import CRASH, HANG, Failure
+from kvtrail.connector.simulate.pairs.engine import can_be_paired
 from kvtrail.connector.simulate.run import Played, Unbuildable
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.model.findings import Verdict
@@ -35,46 +32,34 @@ ASKED_FOR = "that was asked for"
 """Why fake workers run where the user wants them."""
 Known = Mapping[str, Sequence[Scenario]]
 NONE_KNOWN: Known = {}
+NO_BYTES_TRACE = "no-bytes.jsonl"
+"""The file with the trace of `Checked.no_bytes`."""
 FEW_STEPS, FEW_HITS = 1000, 20
 """Fewer than these prove nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
     """A failure, with a small scenario that shows it.
 
     Attributes:
         small: the failure as a small scenario shows it.
-        subject: the connector with its configuration.
-        workload: what failed first.
+        tested: the connector with its configuration.
+        original: the scenario that failed first.
+        profile, seed: what drew it.
         after: scheduling steps of the session by then, those of that run included.
-        fakes_asked_for: whether the user wanted fake workers.
     """
 
     small: Shrunk
-    subject: Subject
-    workload: Workload
+    tested: ConnectorUnderTest
+    original: Scenario
+    profile: str
+    seed: int
     after: int
-    fakes_asked_for: bool = False
 
     @property
     def failure(self) -> Failure:
         return self.small.failure
-
-    @property
-    def original(self) -> Scenario:
-        """The scenario that failed first."""
-        return self.workload.scenario
-
-    @property
-    def profile(self) -> str:
-        """The profile that drew it."""
-        return self.workload.profile
-
-    @property
-    def seed(self) -> int:
-        """Of the profile."""
-        return self.workload.seed
 
 
 @dataclass(kw_only=True)
@@ -92,8 +77,9 @@ class Checked:
         loads_read: loads with bytes that were checked.
         blocks_compared: blocks with bytes that were compared before a step that reads them.
         reached: how often each of the `points` was reached.
-        runs: what each run has reached, and who has looked at it.
+        runs: the coverage of each run.
         fake_workers: why its own workers did not run; None if they did.
+        no_bytes: the run of its own workers in which loads changed no byte, if there was one.
         unprobed: why nothing was seen of its plans and its store; None if a probe shows them.
         profiles: those that were asked for.
         refused: why the connector, or vLLM with it, refused a profile that is not for all, by profile.
@@ -114,15 +100,38 @@ class Checked:
     loads_read: int = 0
     blocks_compared: int = 0
     reached: Counter[str] = field(default_factory=Counter)
-    runs: list[Ran] = field(default_factory=list)
+    runs: list[RunCoverage] = field(default_factory=list)
     fake_workers: str | None = None
+    no_bytes: Played | None = None
     unprobed: str | None = None
     seconds: float = 0.0
+
+    def count(self, profile: str, played: Played, failures: Sequence[Failure]) -> None:
+        """Add what one run of a profile has shown."""
+        hits, points = sum(bool(lookup.answer) for lookup in played.lookups), reached(played)
+        self.trials[profile] += 1
+        self.steps[profile] += played.steps
+        self.checks.update(played.checks)
+        self.lookups += len(played.lookups)
+        self.hits += hits
+        self.loads_read += played.loads_read
+        self.blocks_compared += played.blocks_compared
+        self.reached += points
+        looked = points, played.checks, hits, played.loads_read, played.blocks_compared, played.capacity_compared
+        self.runs.append(RunCoverage(*looked, frozenset(each.id for each in failures)))
+        self.unprobed = played.unprobed
 
     @property
     def inconclusive(self) -> list[str]:
         """Why nothing found proves nothing, in sentences; empty if it proves something."""
         reasons = []
+        if self.no_bytes is not None:
+            longest = max(self.no_bytes.lookups, key=lambda lookup: lookup.answer or 0)
+            reasons.append(
+                f"Its own workers do not load, or not on a CPU: a lookup of {longest.request} was answered with"
+                f" {longest.answer} of {longest.total} tokens, and no byte of the KV cache changed in any call of its workers"
+                f" until the request ran on them. The trace is {NO_BYTES_TRACE}. All other runs had fake workers."
+            )
         if self.profiles and all(profile in self.refused for profile in self.profiles):
             return ["Nothing of what was asked for can be driven with this connector."]
         if not self.hits:
@@ -137,11 +146,6 @@ class Checked:
             )
         if missed := [name for name in self.profiles if not self.trials[name] and name not in self.refused]:
             reasons.append(f"The session ended before it came to: {', '.join(missed)}.")
-        if self.fake_workers == rehearsal.NO_BYTES:
-            reasons.append(
-                "Its workers report loads as done, and no byte of the KV cache has changed in any call of theirs: they do not"
-                " load, or not on a CPU."
-            )
         if self.fake_workers is not None and self.fake_workers.startswith(rehearsal.DIED):
             reasons.append(f"Fakes had to stand in for its workers, since {self.fake_workers}.")
         if self.unprobed is not None and self.unprobed.startswith("it failed"):
@@ -159,7 +163,6 @@ def check(
     config: dict[str, Any] | None = None,
     profiles: Sequence[str] | None = None,
     seed: int = 0,
-    seconds: float | None = None,
     steps: int | None = STEPS,
     runs: int | None = None,
     fake_workers: bool = False,
@@ -168,8 +171,8 @@ def check(
     known: Known = NONE_KNOWN,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
-    """Stress a connector, profile after profile, seed after seed, until `steps`, `runs` or `seconds` are spent; None sets no
-    limit. The same seed gives the same trials, however fast the machine is.
+    """Stress a connector, profile after profile, seed after seed, until `steps` or `runs` are spent; None sets no limit. The
+    same seed gives the same trials, however fast the machine is.
 
     Args:
         profiles: None for all, of pairs of engines only where the connector hands over from one to another.
@@ -189,140 +192,115 @@ def check(
     if lacking := [name for name in PAIR_PROFILES if name in profiles and name not in pairs]:
         raise Unbuildable(f"nothing here lets two engines with it hand over to each other: {', '.join(lacking)}")
     checked = Checked(connector=connector, seed=seed, profiles=profiles)
-    session = _Session(checked, config, shrink_tries, on_progress, known)
-    session.rehearse(fake_workers)
-    for workload in turns(checked, connector, config):
-        session.play(workload)
+    session = _Session(checked, config, shrink_tries, known, on_progress)
+    if fake_workers:
+        checked.fake_workers = ASKED_FOR
+    else:
+        session.rehearse()
+    for profile, number in turns(checked):
+        session.play(profile, number)
         trials = checked.trials.total()
         made = max(checked.steps.total(), LEAST_STEPS * trials)
-        spent = ((seconds, checked.seconds), (steps, made), (runs, trials))
+        spent = ((steps, made), (runs, trials))
         if any(most is not None and now >= most for most, now in spent) or (stop_at_first and checked.found):
             break
-    return session.ended()
+    if checked.trials and not checked.lookups:
+        raise NothingRecorded(f"{checked.connector}: no lookup was recorded in {checked.trials.total()} trials")
+    return checked
 
 
-def turns(checked: Checked, connector: str, config: Mapping[str, Any] | None) -> Iterator[Workload]:
-    """The workloads of a session, without end: profile after profile, seed after seed."""
+def turns(checked: Checked) -> Iterator[tuple[str, int]]:
+    """The profiles and seeds of a session, without end: profile after profile, seed after seed."""
     for seed in count(checked.seed):
         if checked.refused.keys() >= set(checked.profiles):
             return
         for profile in checked.profiles:
             if profile not in checked.refused:
-                extra = varied(connector, in_turn(profile, seed), full=profile in SMALL) if config is None else config
-                draw = pair_of if profile in PAIR_PROFILES else scenario_of
-                yield Workload(draw(profile, seed), profile, seed, extra)
+                yield profile, seed
 
 
+@dataclass
 class _Session:
-    """One session, as it goes on."""
+    """One session, as it goes on. `config` is None where each turn draws the connector's configuration."""
 
-    def __init__(
-        self,
-        checked: Checked,
-        config: dict[str, Any] | None,
-        shrink_tries: int | None,
-        on_progress: Callable[[Checked, str], None],
-        known: Known = NONE_KNOWN,
-    ) -> None:
-        self._checked, self._config, self._shrink_tries, self._on_progress = checked, config, shrink_tries, on_progress
-        self._known = known
-        self._started = time.monotonic()
+    checked: Checked
+    config: Mapping[str, Any] | None
+    shrink_tries: int | None
+    known: Known
+    on_progress: Callable[[Checked, str], None]
+    started: float = field(default_factory=time.monotonic)
 
-    def _announce(self, doing: str) -> None:
-        self._checked.seconds = time.monotonic() - self._started
-        self._on_progress(self._checked, doing)
+    def announce(self, doing: str) -> None:
+        self.checked.seconds = time.monotonic() - self.started
+        self.on_progress(self.checked, doing)
 
-    def _announce_shrinking(self, failure: Failure, smallest: Scenario) -> None:
-        self._announce(f"{failure.what}: shrinking, {len(smallest.everybody)} requests")
+    def configured(self, profile: str, seed: int) -> Mapping[str, Any]:
+        """The connector's configuration in one turn."""
+        if self.config is not None:
+            return self.config
+        return varied(self.checked.connector, in_turn(profile, seed), full=profile in SMALL)
 
-    def rehearse(self, fake_workers: bool) -> None:
-        """Find out whether the connector's own workers run, unless fakes are asked for."""
-        checked = self._checked
-        if fake_workers:
-            checked.fake_workers = ASKED_FOR
-            return
-        self._announce("rehearsal")
-        first = varied(checked.connector, in_turn("", checked.seed)) if self._config is None else self._config
-        checked.fake_workers = rehearsal.why_fake(Subject(checked.connector, first))
+    def rehearse(self) -> None:
+        """Find out whether the connector's own workers run."""
+        self.announce("rehearsal")
+        first = ConnectorUnderTest(self.checked.connector, self.configured("", self.checked.seed))
+        why_fake, played = rehearsal.why_fake(first)
+        self.checked.fake_workers = why_fake
+        if why_fake == rehearsal.NO_BYTES:
+            self.checked.no_bytes = played
 
-    def play(self, workload: Workload) -> None:
-        """Play a workload, count what it shows, and shrink what fails."""
-        checked, profile, extra = self._checked, workload.profile, workload.extra
+    def play(self, profile: str, seed: int) -> None:
+        """Play what a profile and a seed draw, count what it shows, and shrink each failure that is new."""
+        checked, extra, scenario = self.checked, self.configured(profile, seed), scenario_of(profile, seed)
         own_workers = checked.fake_workers is None
-        subject = Subject(checked.connector, extra, beside=profile == "multi", own_workers=own_workers)
-        scenario = workload.scenario
-        if not subject.loads_may_fail:
+        tested = ConnectorUnderTest(checked.connector, extra, beside=profile == "multi", own_workers=own_workers)
+        if not tested.loads_may_fail:
             scenario = replace(scenario, workers=replace(scenario.workers, load_failures=0.0, fails=()))
-        self._announce(profile)
+        self.announce(profile)
         try:
-            played, failures = run(subject, scenario)
+            played, failures = run(tested, scenario)
         except Unbuildable as refused:
-            self._refused(workload, subject, refused)
+            if profile not in NOT_FOR_ALL:
+                raise
+            checked.refused[profile] = str(refused).splitlines()[0]
+            if set(checked.profiles) <= checked.refused.keys():
+                rehearsal.build(tested)  # it raises, if it is not the profile that is refused
             return
-        if subject.own_workers and scenario.pair is None and played.loads_read and not played.loads_copied:
-            checked.fake_workers = rehearsal.NO_BYTES
-            subject = replace(subject, own_workers=False)
-            played, failures = run(subject, scenario)
-        _count(checked, profile, played, reached(played), failures)
+        if own_workers and scenario.pair is None and played.loads_read and not played.loads_copied:
+            checked.fake_workers, checked.no_bytes = rehearsal.NO_BYTES, played
+            tested = replace(tested, own_workers=False)
+            played, failures = run(tested, scenario)
+        checked.count(profile, played, failures)
         for failure in failures:
-            self._note(failure, failures, played, subject, replace(workload, scenario=scenario))
-        self._announce(profile)
+            if any(found.failure.id == failure.id for found in checked.found):
+                checked.repeated[failure.id] += 1
+            elif not _is_consequence(failure, failures, checked):
+                small = Shrunk(scenario, played, failure, 1, 1)
+                self.shrink(Found(small, tested, scenario, profile, seed, checked.steps.total()))
+        self.announce(profile)
 
-    def _refused(self, workload: Workload, subject: Subject, refused: Unbuildable) -> None:
-        """A profile, or the connector itself, cannot be driven."""
-        checked, profile = self._checked, workload.profile
-        if profile not in NOT_FOR_ALL:
-            raise refused
-        checked.refused[profile] = str(refused).splitlines()[0]
-        if set(checked.profiles) <= checked.refused.keys():
-            rehearsal.build(subject)  # it raises, if it is not the profile that is refused
+    def shrink(self, found: Found) -> None:
+        """Report a failure, and then shrink it: it stays reported where somebody interrupts that."""
+        self.checked.found.append(found)
+        small = found.small
 
-    def _note(
-        self, failure: Failure, failures: Sequence[Failure], played: Played, subject: Subject, workload: Workload
-    ) -> None:
-        """Shrink a failure that is new."""
-        checked, scenario = self._checked, workload.scenario
-        if any(found.failure.id == failure.id for found in checked.found):
-            checked.repeated[failure.id] += 1
-        elif not _a_consequence(failure, failures, checked):
-            on_try = partial(self._announce_shrinking, failure)
-            known = self._known.get(failure.id, ())
-            small = Shrunk(scenario, played, failure, 1, 1)
-            try:
-                small = shrunk(failure, played, subject, scenario, tries=self._shrink_tries, known=known, on_try=on_try)
-            finally:  # also where somebody interrupts it
-                after, fakes_asked_for = checked.steps.total(), checked.fake_workers == ASKED_FOR
-                checked.found.append(Found(small, subject, workload, after, fakes_asked_for))
+        def on_try(smallest: Scenario) -> None:
+            self.announce(f"{small.failure.what}: shrinking, {len(smallest.everybody)} requests")
 
-    def ended(self) -> Checked:
-        """The result.
-
-        Raises:
-            NothingRecorded: the connector is not traced.
-        """
-        checked = self._checked
-        if checked.trials and not checked.lookups:
-            raise NothingRecorded(f"{checked.connector}: no lookup was recorded in {checked.trials.total()} trials")
-        return checked
+        known = self.known.get(small.failure.id, ())
+        found.small = shrunk(
+            small.failure,
+            small.played,
+            found.tested,
+            small.scenario,
+            tries=self.shrink_tries,
+            known=known,
+            on_try=on_try,
+        )
 
 
-def _a_consequence(failure: Failure, failures: Sequence[Failure], checked: Checked) -> bool:
+def _is_consequence(failure: Failure, failures: Sequence[Failure], checked: Checked) -> bool:
     """Whether it is a death or a hang next to a failure of another kind that was reported before and explains it."""
     known = {found.failure.id for found in checked.found}
     ends = (CRASH, HANG)
     return failure.kind in ends and any(other.kind not in ends and other.id in known for other in failures)
-
-
-def _count(checked: Checked, profile: str, played: Played, points: Counter[str], failures: Sequence[Failure]) -> None:
-    hits = sum(bool(lookup.answer) for lookup in played.lookups)
-    checked.trials[profile] += 1
-    checked.steps[profile] += played.steps
-    checked.checks.update(played.checks)
-    checked.lookups += len(played.lookups)
-    checked.hits += hits
-    checked.loads_read += played.loads_read
-    checked.blocks_compared += played.blocks_compared
-    checked.reached += points
-    looked = points, played.checks, hits, played.loads_read, played.blocks_compared, played.room_compared
-    checked.runs.append(Ran(*looked, frozenset(each.id for each in failures)))
-    checked.unprobed = played.unprobed

@@ -7,16 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrail.connector.simulate.check.subject import Subject
-from kvtrail.connector.simulate.judges.observer import BYTES
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest
+from kvtrail.connector.simulate.judges.failure import BYTES, CRASH, HANG, RULE, Failure
 from kvtrail.connector.simulate.pairs.pairs import play_pair
 from kvtrail.connector.simulate.run import Played, play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.shrink import shrink
 from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.words import some
+from kvtrail.tracer.rules.contents.mismatch import DIFFERS
 
-RULE, CRASH, HANG = "rule", "crash", "hang"
+BY_FINGERPRINT = "byte-drift"
+"""The rule that finds by fingerprints what is wrong bit by bit."""
 LAST_EVENTS = 12
 """Shown of a run that crashed or hung."""
 SHRINK_STEPS = 25_000
@@ -25,30 +27,6 @@ one try takes thousands."""
 CONFIRMATIONS = 2
 """How often a failing scenario is run again, before and after it is shrunk."""
 _NUMBERS = re.compile(r"\d+|'[^']*'|\"[^\"]*\"|\b[a-z]+-\S+")
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What went wrong in a trial.
-
-    Attributes:
-        kind: RULE, CRASH, HANG, or what an observation is of.
-        what: the rule; what the engine died of, without numbers; `requests never end`; or what was observed.
-        text: the explanation, with this trial's numbers.
-        details: of a crash or a hang: the traceback, the last events, and what each request waits for.
-        where: of a rule that judges in several places, where.
-    """
-
-    kind: str
-    what: str
-    text: str
-    details: str = ""
-    where: str = ""
-
-    @property
-    def id(self) -> str:
-        """Equal for failures of the same kind; the name in reports."""
-        return f"{self.kind}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,38 +51,40 @@ class Shrunk:
 
 
 def failures(played: Played) -> list[Failure]:
-    """What went wrong in a run. A rule comes before the death that it explains."""
-    found: dict[str, Failure] = {}
-    for finding in played.findings:
-        failure = Failure(RULE, finding.rule, finding.explanation, where=finding.numbers.get("where", ""))
-        found.setdefault(failure.id, failure)
-    for seen in played.observations:
-        if seen.kind == BYTES and not played.loads_copied:
-            continue  # the workers copy nothing at all, so they are no real ones
-        failure = Failure(seen.kind, seen.what, seen.text)
-        found.setdefault(failure.id, failure)
+    """What went wrong in a run. A rule comes before the death that it explains. Wrong KV is one failure, whether it was seen
+    bit by bit or by fingerprints as well."""
+    # Where the workers copy nothing at all, they are no real ones.
+    seen = [each for each in played.observations if each.kind != BYTES or played.loads_copied]
+    is_seen = any(each.kind == BYTES for each in seen)
+    found = [
+        Failure(RULE, each.rule, each.explanation, where=each.numbers.get("where", ""))
+        for each in played.findings
+        if not (is_seen and each.rule == BY_FINGERPRINT and each.numbers["where"] == DIFFERS)
+    ]
+    found += seen
     if played.error is not None:
-        failure = Failure(CRASH, without_numbers(played.error), played.error, _details(played))
-        found.setdefault(failure.id, failure)
+        found.append(Failure(CRASH, without_numbers(played.error), played.error, _details(played)))
     elif played.unfinished:
         waiting = ", ".join(list(played.unfinished)[:5])
         text = f"{some(len(played.unfinished), 'request')} had not ended after {some(played.steps, 'step')}: {waiting}"
-        failure = Failure(HANG, "requests never end", text, _details(played))
-        found.setdefault(failure.id, failure)
-    return list(found.values())
+        found.append(Failure(HANG, "requests never end", text, _details(played)))
+    first: dict[str, Failure] = {}
+    for each in found:
+        first.setdefault(each.id, each)
+    return list(first.values())
 
 
-def run(subject: Subject, scenario: Scenario, *, at_rest: bool = True) -> tuple[Played, list[Failure]]:
+def run(tested: ConnectorUnderTest, scenario: Scenario, *, at_rest: bool = True) -> tuple[Played, list[Failure]]:
     """Play a scenario with the connector, and look at what is left `at_rest`. What also happens without any connector is not
     its failure."""
     if scenario.pair is not None:
-        pair = play_pair(scenario, subject.configuration())
+        pair = play_pair(scenario, tested.configuration())
         return pair, failures(pair)
-    child = 2 if subject.beside else 0
+    child = 2 if tested.beside else 0
     played = play(
         scenario,
-        subject.configuration(),
-        own_workers=subject.own_workers,
+        tested.configuration(),
+        own_workers=tested.own_workers,
         child=child,
         observed=True,
         at_rest=at_rest,
@@ -119,7 +99,7 @@ def run(subject: Subject, scenario: Scenario, *, at_rest: bool = True) -> tuple[
 def shrunk(
     failure: Failure,
     played: Played,
-    subject: Subject,
+    tested: ConnectorUnderTest,
     scenario: Scenario,
     *,
     tries: int | None,
@@ -136,7 +116,7 @@ def shrunk(
 
     def fails(candidate: Scenario) -> bool:
         nonlocal best, steps
-        played, found = run(subject, candidate, at_rest=at_rest)
+        played, found = run(tested, candidate, at_rest=at_rest)
         steps += played.steps
         same = next((each for each in found if each.id == failure.id), None)
         if same is not None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from kvtrail.connector.known import by_class, capabilities_declared, importable_as, overrides, part_of, plain_name
 from kvtrail.connector.registration import configuration, resolve
-from kvtrail.connector.simulate.conformance.requirement import Feature
+from kvtrail.connector.simulate.conformance.requirements import Feature
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.events.capabilities import Capability, of_connector
 

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from kvtrail.connector.simulate.check.ran import Ran
-from kvtrail.connector.simulate.check.trial import CRASH, HANG, RULE, Failure
-from kvtrail.connector.simulate.judges.observer import BYTES, EVENTS, HITS, REST
-from kvtrail.connector.simulate.judges.plans import PLANS
+from kvtrail.connector.simulate.check.coverage import RunCoverage
+from kvtrail.connector.simulate.judges.failure import BYTES, CRASH, EVENTS, HANG, HITS, REST, RULE, Failure
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.rules.rule import DeadlineRule
 from kvtrail.tracer.rules.rule_set import all_rules
@@ -14,7 +12,6 @@ from kvtrail.tracer.rules.rule_set import all_rules
 REST_BLOCKS, REST_MEMORY, REST_RESET, REST_ROOM = "rest/blocks", "rest/memory", "rest/reset", "rest/room"
 OTHERS = {
     HITS: "lookups that claim what nobody has computed",
-    PLANS: "plans that leave out what was promised",
     BYTES: "KV that is read and is another's",
     EVENTS: "KV cache events that say what is not so",
     REST_BLOCKS: "KV blocks that are not free when all requests have ended",
@@ -48,7 +45,7 @@ def judges_of(failure: Failure) -> tuple[str, ...]:
     return (REST_MEMORY,)
 
 
-def looked(judge: str, ran: Ran, *, other_writers: bool) -> bool:
+def looked(judge: str, ran: RunCoverage, *, other_writers: bool) -> bool:
     """Whether a judge has looked at something in a run: if not, it could not have found anything. With `other_writers`,
     nobody knows what is stored."""
     if judge in _BY_ABSENCE:
@@ -60,8 +57,6 @@ def looked(judge: str, ran: Ran, *, other_writers: bool) -> bool:
     match judge:
         case "hits":
             return bool(ran.hits) and not other_writers
-        case "plans":
-            return bool(ran.reached["load/planned-with-positions"])
         case "bytes":
             return bool(ran.blocks_compared and ran.loads_read)
         case "kv-events":
@@ -69,7 +64,7 @@ def looked(judge: str, ran: Ran, *, other_writers: bool) -> bool:
         case "rest/reset":
             return bool(ran.reached["end/all"] and ran.reached["reset/connector"]) and not other_writers
         case "rest/room":
-            return ran.room_compared
+            return ran.capacity_compared
         case "rest/blocks" | "rest/memory":
             return bool(ran.reached["end/all"])
     return True

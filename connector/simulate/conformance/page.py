@@ -1,5 +1,6 @@
 """The suite's report as one HTML file for a connector's maintainer: what was not exercised, the verdict, the requirements,
-and for each failure its events, the arithmetic in words, the workload, the test to paste and the command to see it again.
+and for each failure its events, the arithmetic in words, the test to paste, which has the workload, and the command to see it
+again.
 
 It needs no network, and its Content-Security-Policy allows none.
 """
@@ -16,15 +17,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from kvtrail.connector.simulate.conformance.circumstances import circumstances
-from kvtrail.connector.simulate.conformance.junit import printable
-from kvtrail.connector.simulate.scenario import Request, Scenario
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import ROOTS, Kind
 from kvtrail.tracer.history.history import load
 from kvtrail.tracer.history.judging import findings_of
-from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.model.words import count, described, kind, some
+from kvtrail.tracer.reports.terminal import plain
 from kvtrail.tracer.rules import pages
 
 NAME = "index.html"
@@ -48,7 +46,7 @@ def as_html(report: Report, folder: Path) -> str:
     )
     return environment.get_template("page.html").render(
         report=report,
-        groups=[(title, list(of)) for title, of in groupby(report["requirements"], _group)],
+        groups=[(title, list(of)) for title, of in groupby(report["requirements"], _heading)],
         numbers={each["id"]: number for number, each in enumerate(report["failures"], 1)},
         failures=[_failure(each, folder) for each in report["failures"]],
         count=count,
@@ -80,40 +78,30 @@ def inline(text: str) -> Markup:
     return Markup("").join([*parts, escape(printable(text[end:]))])
 
 
-def _group(requirement: Report) -> str:
-    level, feature = requirement["level"], requirement["feature"]
-    return f"{level}: {feature}" if feature else str(level)
+def printable(text: str) -> str:
+    """Untrusted text as HTML can hold it: control characters but line breaks are escaped."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
+def _heading(requirement: Report) -> str:
+    feature = requirement["feature"]
+    return f"extended: {feature}" if feature else str(requirement["level"])
 
 
 def _failure(of: Report, folder: Path) -> dict[str, Any]:
-    """A failure, with what the page shows of its rule, its trace, its test and its workload."""
-    scenario = Scenario.from_dict(of["scenario"])
+    """A failure, with what the page shows of its rule, its trace and its test."""
     rule = next((rule for rule in pages.files() if f"rule: {rule}" == of["id"]), None)
     return {
         **of,
         **_events(of, rule, folder),
         "rule": None if rule is None else pages.page(rule),
-        "source": _read(folder / of["test"]),
-        "arrivals": [
-            {
-                "id": each.id,
-                "at": each.at_tick if isinstance(each, Request) else each.at_step,
-                "prompt": each.prompt,
-                "max_tokens": each.max_tokens,
-            }
-            for each in scenario.everybody
-        ],
-        "circumstances": list(circumstances(scenario)) if scenario.pair is None else [],
+        "source": (folder / of["test"]).read_text(encoding="utf-8"),
     }
 
 
 def _events(of: Report, rule: str | None, folder: Path) -> dict[str, Any]:
-    """The events of a failure's run in words, in their order, and how many are left out; or why the trace
-    cannot be read."""
-    try:
-        events = load([folder / of["trace"]]).events
-    except (UnusableTrace, OSError) as error:
-        return {"unreadable": str(error)}
+    """The events of a failure's run in words, in their order, and how many are left out."""
+    events = load([folder / of["trace"]]).events
     findings = [each for each in findings_of(events).values() if rule is not None and each.rule == rule]
     proofs = {witness.span_id: witness.label for finding in findings[:1] for witness in finding.witness}
     shown = [event for event in events if event.kind not in NOT_SHOWN]
@@ -124,7 +112,6 @@ def _events(of: Report, rule: str | None, folder: Path) -> dict[str, Any]:
         kept = [event for event in shown if event.request is None or event.request in named][-MOST_EVENTS:]
     several = len({event.engine for event in events}) > 1
     return {
-        "unreadable": "",
         "left_out": len(shown) - len(kept),
         "events": [
             {
@@ -143,10 +130,3 @@ def _events(of: Report, rule: str | None, folder: Path) -> dict[str, Any]:
 def _about(event: Event, *, several: bool) -> str:
     who = "the engine" if event.request is None else event.request
     return f"{who} of {event.engine[:8]}" if several else who
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        return f"# It cannot be read: {error}"

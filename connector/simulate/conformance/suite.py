@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvtrail.connector.known import has_other_writers, overrides
-from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, can_be_paired
-from kvtrail.connector.simulate.check.profiles import PROFILES
+from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES
 from kvtrail.connector.simulate.check.session import NONE_KNOWN, SHRINK_TRIES, Checked, Known, check
 from kvtrail.connector.simulate.conformance import features, verdict
-from kvtrail.connector.simulate.conformance.requirement import Feature, Level
-from kvtrail.connector.simulate.conformance.requirements import of_level
+from kvtrail.connector.simulate.conformance.requirements import Feature, Level, of_level
 from kvtrail.connector.simulate.conformance.verdict import Judged, Setting, Verdict
+from kvtrail.connector.simulate.pairs.engine import can_be_paired
 from kvtrail.connector.simulate.run import Unbuildable
 
 ALL = "all"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from kvtrail.connector.simulate.conformance.report import Failure, Report, RequirementResult
 from kvtrail.connector.simulate.conformance.verdict import Result, Verdict
 from kvtrail.tracer.model.words import some
 
+Report = Mapping[str, Any]
 _MOST_DETAILS = 20
 """Lines of a failure's details; the report has all of them."""
 
@@ -30,7 +31,7 @@ def _ran(report: Report) -> str:
     connector, workers, features = report["connector"], report["workers"], report["features"]
     package = f" of {connector['package']} {connector['version']}" if connector["package"] else ""
     ran = "Its own workers ran" if workers["own"] else f"Its workers were fakes, since {workers['why_fake']}"
-    claimed, seen = (", ".join(features[which]) or "nothing" for which in ("claimed", "detected"))  # type: ignore[literal-required]
+    claimed, seen = (", ".join(features[which]) or "nothing" for which in ("claimed", "detected"))
     return (
         f"{connector['name']}{package}, vLLM {report['vllm']}, level {report['settings']['level']}:"
         f" {some(report['steps'], 'scheduling step')}, {some(report['lookups'], 'lookup')} with"
@@ -40,7 +41,7 @@ def _ran(report: Report) -> str:
     )
 
 
-def _failed(failure: Failure, report: Report) -> str:
+def _failed(failure: Report, report: Report) -> str:
     flaky = "\n  FLAKY: it did not fail each time when it was run again." if failure["flaky"] else ""
     sentences = {each["id"]: each["sentence"] for each in report["requirements"]}
     broken = "\n".join(
@@ -49,13 +50,13 @@ def _failed(failure: Failure, report: Report) -> str:
     )
     details = failure["details"].splitlines()
     shown = "\n".join(details[:_MOST_DETAILS] + (["..."] if len(details) > _MOST_DETAILS else []))
-    found = f" (found after {some(failure['found_after'], 'step')})" if "found_after" in failure else ""
+    found = f" (found after {some(failure['found_after'], 'step')})"
     parts = [f"FAILED {failure['id']}{found}{flaky}", textwrap.indent(failure["text"], "  "), broken]
     parts += [textwrap.indent(shown, "    ")] if details else []
     return "\n".join([*parts, f"  again: {failure['again']}", f"  trace: {failure['trace']}; test: {failure['test']}"])
 
 
-def _not_exercised(requirements: Sequence[RequirementResult]) -> str:
+def _not_exercised(requirements: Sequence[Report]) -> str:
     """The reasons, each once, with the requirements that it keeps from being judged."""
     reasons: dict[str, list[str]] = {}
     for each in requirements:
@@ -78,5 +79,5 @@ def _verdict(report: Report) -> str:
             return "\n".join([f"INCONCLUSIVE: {numbers}.", *(f"- {reason}" for reason in report["inconclusive"])])
 
 
-def _of(report: Report, result: Result) -> list[RequirementResult]:
+def _of(report: Report, result: Result) -> list[Report]:
     return [each for each in report["requirements"] if each["result"] == result]

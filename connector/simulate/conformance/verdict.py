@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import sqrt
 
-from kvtrail.connector.simulate.check.points import POINTS
-from kvtrail.connector.simulate.check.ran import Ran
-from kvtrail.connector.simulate.check.reached import reached
+from kvtrail.connector.simulate.check.coverage import POINTS, RunCoverage, reached
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.conformance import features
 from kvtrail.connector.simulate.conformance.judges import REST_RESET, REST_ROOM, RULES, judges_of, looked
-from kvtrail.connector.simulate.conformance.requirement import Feature, Level, Requirement
-from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS
-from kvtrail.connector.simulate.judges.observer import BYTES, HITS
+from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS, Feature, Level, Requirement
+from kvtrail.connector.simulate.judges.failure import BYTES, HITS
 
 
 class Result(StrEnum):
@@ -119,7 +116,7 @@ def broken_by(found: Found, present: Sequence[Feature]) -> list[Requirement]:
     return at_risk or here or named
 
 
-def likeliest_first(broken: Iterable[Requirement], failure: str, runs: Sequence[Ran]) -> list[Requirement]:
+def likeliest_first(broken: Iterable[Requirement], failure: str, runs: Sequence[RunCoverage]) -> list[Requirement]:
     """The requirements that a failure breaks, the likeliest to be its cause first: one with a point that the runs that failed
     have reached, and few others. Where wrong KV is read, others are broken as a consequence.
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from kvtrail.connector.known import has_other_writers, overrides, part_of
 from kvtrail.connector.known.fake import reports_transfers
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.calls import Calls
-from kvtrail.connector.simulate.judges import leftovers, room
+from kvtrail.connector.simulate.judges import capacity, leftovers
+from kvtrail.connector.simulate.judges.failure import BYTES, EVENTS, HITS, REST, Failure
 from kvtrail.connector.simulate.judges.kv_events import KVEvents
 from kvtrail.connector.simulate.scenario import Arrival
-from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.workers.own_worker import OwnWorker
 from kvtrail.tracer.model.words import some
 
@@ -29,23 +29,6 @@ LISTED = 8
 """Ended requests for which lookups are compared with what events list."""
 PATIENCE = 3
 """How often the same prompt may come until it is found again."""
-HITS, BYTES, REST, EVENTS = "hits", "bytes", "rest", "kv-events"
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """Something wrong that no recorded event shows.
-
-    Attributes:
-        kind: HITS, what a lookup claimed; BYTES, what a request has read; REST, what was left in the end;
-            EVENTS, what its KV cache events say.
-        what: equal for the same fault.
-        text: with this run's numbers.
-    """
-
-    kind: str
-    what: str
-    text: str
 
 
 class Observer:
@@ -53,7 +36,7 @@ class Observer:
 
     Attributes:
         seen: what was wrong.
-        room_compared: whether the store was full in the end, and its room was compared with that of a new one.
+        capacity_compared: whether the store was full in the end, and its capacity was compared with that of a new one.
         kv_events: what its KV cache events say.
     """
 
@@ -81,8 +64,8 @@ class Observer:
         """Of the latest, vLLM's objects."""
         self._hit: tuple[int, int, Any] = (0, 0, None)
         """The largest hit: its tokens, the end of the prefix that was found, and its request."""
-        self.seen: dict[tuple[str, str], Observation] = {}
-        self.room_compared = False
+        self.seen: dict[tuple[str, str], Failure] = {}
+        self.capacity_compared = False
         self.kv_events = KVEvents(partial(self._note, EVENTS), stage.hash_block_size)
         self._events: list[Any] = []
         """KV cache events of this step: what they report may have been computed in it."""
@@ -162,20 +145,16 @@ class Observer:
         for request in self._stage.scheduler.running:
             self._enter(request)
 
-    def observations(self) -> list[Observation]:
-        """What was wrong; of KV that was not there in time, also when it came."""
-        worker = self._stage.worker
-        late = "" if worker is None or worker.model is None else worker.model.late.explained()
-        return [replace(each, text=each.text + late) if each.kind == BYTES else each for each in self.seen.values()]
-
     # What is left.
 
     def rest(
-        self, run: Callable[[Sequence[Arrival]], None], room_when_new: Callable[[bool], room.Room] | None = None
+        self,
+        run: Callable[[Sequence[Arrival]], None],
+        capacity_when_new: Callable[[bool], capacity.Capacity] | None = None,
     ) -> None:
         """When all requests have ended: look at what is left, and reset the connector and see whether it has forgotten, and
-        still stores. `run` runs some more requests, until all of their transfers have ended. With `room_when_new`, the room
-        of the same store when it was new, also look whether it has lost some."""
+        still stores. `run` runs some more requests, until all of their transfers have ended. With `capacity_when_new`,
+        that of the same store when it was new, also look whether it has lost some."""
         run(())
         if self._keeps_blocks():
             return
@@ -183,8 +162,8 @@ class Observer:
             self._counted()
             self._remembered(run)
         self._lists(run)
-        if room_when_new is not None and not self._has_other_writers:
-            self._has_room(run, room_when_new)
+        if capacity_when_new is not None and not self._has_other_writers:
+            self._has_capacity(run, capacity_when_new)
         if not self._stage.scheduler.has_unfinished_requests():
             self._forgets(run)
 
@@ -282,22 +261,24 @@ class Observer:
     def _held(self, ended: dict[str, str]) -> dict[str, set[str]]:
         return leftovers.held(self._connector, ended.keys() - self._stage.scheduler.requests.keys(), self._ignored)
 
-    def _has_room(self, run: Callable[[Sequence[Arrival]], None], when_new: Callable[[bool], room.Room]) -> None:
+    def _has_capacity(
+        self, run: Callable[[Sequence[Arrival]], None], when_new: Callable[[bool], capacity.Capacity]
+    ) -> None:
         """The store is as large as it was, and its workers give back what it evicts, which only the connector whole can
         show."""
 
-        def compared(at_once: bool) -> room.Room:
-            self.room_compared = True
+        def compared(at_once: bool) -> capacity.Capacity:
+            self.capacity_compared = True
             new = when_new(at_once)
-            if (text := room.not_given_back(new)) is not None:
+            if (text := capacity.not_given_back(new)) is not None:
                 self._note(REST, "workers keep what is evicted", text)
             return new
 
         if self._connector is not self._stage.connectors[0]:
             return
         try:
-            text = room.lost(self._stage, run, compared)
-        except room.Unserved:
+            text = capacity.lost(self._stage, run, compared)
+        except capacity.Unserved:
             return  # which is reported by itself
         if text is not None:
             self._note(REST, "the store has lost room", text)
@@ -366,7 +347,7 @@ class Observer:
         self._stage.add(request_id, tokens, max_tokens, salt=like.cache_salt or "", adapter=adapter)
 
     def _note(self, kind: str, what: str, text: str) -> None:
-        self.seen.setdefault((kind, what), Observation(kind, what, text))
+        self.seen.setdefault((kind, what), Failure(kind, what, text))
 
 
 def _identity(request: Any) -> str:

@@ -58,19 +58,6 @@ class RecordedRequest:
         short = self.length < ((self.start and self.start.block_size) or 1)
         return () if short else None
 
-    @property
-    def cached(self) -> int:
-        """The longest prefix that a cache, vLLM's or the connector's, held at its first lookup, in tokens."""
-        if not self.lookups:
-            return 0
-        first = self.lookups[0]
-        return max(first.computed, first.matched or first.computed + (first.answer or 0))
-
-    @property
-    def cached_by_vllm(self) -> bool:
-        """Whether vLLM's own cache held all of that prefix."""
-        return bool(self.lookups) and self.lookups[0].computed >= self.cached
-
 
 def recorded_requests(events: Iterable[Event]) -> dict[str, RecordedRequest]:
     """The requests by id, in the order of their first events."""

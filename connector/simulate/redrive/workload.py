@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtrail.connector.registration import found_again
-from kvtrail.connector.simulate.redrive.prefixes import Known, segments
+from kvtrail.connector.simulate.redrive.prefixes import segments
 from kvtrail.connector.simulate.redrive.recorded import RecordedRequest, recorded_requests
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, job, wait
 from kvtrail.tracer.events import semconv
@@ -35,8 +35,6 @@ from kvtrail.tracer.model.words import some
 
 SPARE_STEPS = 2000
 """Steps beyond the recorded ones, for what takes longer this time."""
-DEFAULT_BLOCKS = 64
-"""KV blocks where the recording does not say how many there were."""
 
 
 class NotDrivable(ValueError):
@@ -87,15 +85,13 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     notes = []
     if missing := recorded[-1].sequence + 1 - len(recorded):
         notes.append(_MISSING.format(some(missing, "event")))
-    if not all(start.scheduler_step is not None for start in starts.values()):
-        notes.append(_GUESSED_STEPS)
-    block_size = int(resource.get(semconv.BLOCK_SIZE.key) or _block_size(events))
+    block_size = _number(resource, semconv.BLOCK_SIZE.key, "how many tokens a KV block has")
     chunk_size = next((e.chunk_size for e in events if e.chunk_size), None)
     groups = _groups(resource)
     hash_size = _hash_size(requests, block_size) if groups else block_size
-    made, known = segments(requests, block_size=hash_size, chunk_size=chunk_size)
-    if known is not Known.BLOCKS:
-        notes.append(_NO_HASHES.format(_SHARING[known]))
+    made = segments(requests, block_size=hash_size)
+    if unknown := sum(request.hashes is None for request in requests.values()):
+        notes.append(_NO_HASHES.format(some(unknown, "request")))
     arrivals = tuple(
         Arrival(
             name,
@@ -110,7 +106,9 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     fails, unknown = _fails(requests, events, block_size)
     if unknown:
         notes.append(_UNKNOWN_FAILURES.format(some(unknown, "report")))
-    settings, more = _settings(resource)
+    settings = _settings(resource)
+    if resource.get(semconv.ASYNC_SCHEDULING.key):
+        notes.append(_ASYNC_SCHEDULING)
     if hash_size < block_size:
         settings["prefix_match_unit"] = hash_size
     connector_class = next((e.connector for e in events if isinstance(e, Lookup)), None)
@@ -121,7 +119,7 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
             arrivals=arrivals,
             aborts=tuple(_aborts(requests, steps)),
             resets=tuple(_resets(events, steps)),
-            num_blocks=int(resource.get(semconv.POOL_BLOCKS.key) or DEFAULT_BLOCKS),
+            num_blocks=_number(resource, semconv.POOL_BLOCKS.key, "how many KV blocks the engine had"),
             block_size=block_size,
             drafts=int(resource.get(semconv.DRAFTS.key) or 0),
             groups=groups,
@@ -136,26 +134,20 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
         connector_class=connector_class,
         settings=_connector_settings(resource),
         chunk_size=chunk_size,
-        notes=(*notes, *more),
+        notes=tuple(notes),
     )
 
 
 _MISSING = "{} of the recording are missing, so the load is not all of the recorded one."
-_GUESSED_STEPS = (
-    "The recording does not say in which scheduling steps requests arrived (an older kvtrail's, or a log): it is guessed by"
-    " the order of events."
-)
 _NO_HASHES = (
-    "The recording holds no block hashes (they are recorded at level `detailed`): which requests share a prefix is {}."
+    "The block hashes of {} are not recorded (they are at level `detailed`), so no prefix of theirs is shared here."
 )
-_SHARING = {Known.CHUNKS: "known by the keys of chunks only", Known.LENGTHS: "guessed by lengths"}
 _UNKNOWN_FAILURES = "{} of failed blocks cannot be traced to a load: that load does not fail here."
 _MAY_FAIL_LATER = ("aborted", "error")
 """Of a request that ends so, its load may be reported failed later: of an aborted one it goes on, and one with an error ended
 for the very load that is reported next."""
-_GUESSED_POOL = "The recording does not say how many KV blocks the engine had: {} are assumed."
-
-
+_ASYNC_SCHEDULING = "The engine scheduled asynchronously, a step ahead; here each step ends before the next begins."
+_NO_STEPS = "it does not say in which scheduling step each request arrived and ended"
 _NO_REQUEST = "no request of a scheduler begins in it (a log does not show how requests begin)"
 
 
@@ -178,23 +170,17 @@ def _recorder(history: History, name: str | None) -> str:
 
 
 def _steps(events: Sequence[Event]) -> dict[int, int]:
-    """The scheduling step of each start, end and reset, by the event's sequence number. Where it is not recorded it is
-    guessed: every moment at which something was scheduled or looked up again is a step."""
+    """The scheduling step of each start, end and reset, by the event's sequence number.
+
+    Raises:
+        NotDrivable: one is not recorded.
+    """
     steps: dict[int, int] = {}
-    guessed, last_ns = 0, -1
-    seen: set[str | None] = set()
     for event in events:
-        recorded = getattr(event, "scheduler_step", None)
-        if recorded is not None:
-            steps[event.sequence] = recorded
-        elif isinstance(event, RequestStart | RequestEnd | Reset | CacheReset):
-            steps[event.sequence] = guessed
-        elif isinstance(event, Lookup):
-            if event.request in seen:  # a request is looked up once in a step
-                guessed, seen = guessed + 1, set()
-            seen.add(event.request)
-        elif isinstance(event, Schedule) and event.start_ns != last_ns:
-            guessed, last_ns, seen = guessed + 1, event.start_ns, set()
+        if isinstance(event, RequestStart | RequestEnd | Reset | CacheReset):
+            if event.scheduler_step is None:
+                raise NotDrivable(f"the history cannot be driven again: {_NO_STEPS}")
+            steps[event.sequence] = event.scheduler_step
     return steps
 
 
@@ -265,13 +251,10 @@ def _resets(events: Sequence[Event], steps: Mapping[int, int]) -> list[CachesRes
     return list(made.values())
 
 
-def _block_size(events: Sequence[Event]) -> int:
-    size = next((event.block_size for event in events if event.block_size), None)
-    if size is None:
-        raise NotDrivable(
-            "the history cannot be driven again: its recorder does not say how many tokens a KV block has"
-        )
-    return size
+def _number(resource: Mapping[str, Any], key: str, what: str) -> int:
+    if not (number := resource.get(key)):
+        raise NotDrivable(f"the history cannot be driven again: its recorder does not say {what}")
+    return int(number)
 
 
 def _connector_settings(resource: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,8 +297,8 @@ def _groups(resource: Mapping[str, Any]) -> tuple[CacheGroup, ...]:
     )
 
 
-def _settings(resource: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """vLLM's engine arguments, and notes on what is guessed or differs here."""
+def _settings(resource: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's engine arguments."""
     known = {
         "max_num_batched_tokens": resource.get(semconv.MAX_BATCHED.key),
         "max_num_seqs": resource.get(semconv.MAX_SEQUENCES.key),
@@ -324,7 +307,4 @@ def _settings(resource: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         "scheduler_reserve_full_isl": resource.get(semconv.RESERVES.key),
         "enable_prefix_caching": resource.get(semconv.PREFIX_CACHING.key),
     }
-    notes = [] if semconv.POOL_BLOCKS.key in resource else [_GUESSED_POOL.format(DEFAULT_BLOCKS)]
-    if resource.get(semconv.ASYNC_SCHEDULING.key):
-        notes.append("The engine scheduled asynchronously, a step ahead; here each step ends before the next begins.")
-    return {name: value for name, value in known.items() if value is not None}, notes
+    return {name: value for name, value in known.items() if value is not None}

@@ -19,7 +19,6 @@ from kvtrail.connector.simulate.calls import Calls, Load
 from kvtrail.connector.simulate.tiny_model import HEADS, HIDDEN
 from kvtrail.connector.simulate.workers.contents import FAILED, UNKNOWN, UNWRITTEN, Contents, Shared, holds
 from kvtrail.connector.simulate.workers.kv_caches import LayerCache
-from kvtrail.connector.simulate.workers.late import Late
 from kvtrail.connector.tracing.cache_groups import groups_in
 from kvtrail.tracer.events.cache_groups import ALL, MAMBA, CacheGroup
 
@@ -108,7 +107,6 @@ class Model:
         compared: how many blocks that a step reads were compared, all layers of a block counted as one.
         loaded: how many loads were looked at.
         copied: whether the connector has ever written to a KV cache.
-        late: what is known of the first load that brought something wrong.
     """
 
     def __init__(self, scheduler: Any, calls: Calls, kv_cache: Any, config: Any, shared: Shared) -> None:
@@ -133,9 +131,6 @@ class Model:
         self.wrong: list[str] = []
         self.compared = self.loaded = 0
         self.copied = False
-        self.late = Late()
-        self._step = -1
-        """The step that runs, or ran last."""
         self._contents = Contents(shared.prefixes)
         slots = max(layout.slots for layout in self._layouts)
         self._numbers = np.full((kv_cache.num_blocks, slots), UNKNOWN, np.int32)
@@ -144,9 +139,6 @@ class Model:
         """The KV cache group that each block was last given to."""
         self._failed_now: set[int] = set()
         """Blocks of the loads that have failed since the last step."""
-        self._left_failed: set[int] = set()
-        """Blocks that ended requests have left with what a failed load had brought, or what was computed from it: vLLM 0.32
-        keeps them in its prefix cache, whatever the connector does."""
         self._unread: dict[str, Load] = {}
         """Loads of requests that have not run since."""
         self._awaited: list[tuple[Any, Load]] = []
@@ -163,8 +155,6 @@ class Model:
     def begin(self, output: Any, failed: set[int], sampled: Mapping[str, Sequence[int]]) -> None:
         """What this step reads and writes. What is computed of a load that has failed is scribble. `sampled` are the tokens
         that the step gives each request; all but the last one are drafts that turned out right."""
-        self._step += 1
-        self._follow_missed()
         self._reads.clear()
         self._found = {}
         writes: list[list[Any]] = [[] for _ in self._layouts]
@@ -181,11 +171,8 @@ class Model:
                 failed.intersection(table[: -(-computed // layout.size)].tolist()) for table, layout in of_tables
             ):
                 mine = np.full_like(mine, FAILED)
-                for table, layout in zip(tables, self._layouts, strict=True):
-                    self._left_failed.difference_update(table[computed // layout.size :].tolist())
             else:
                 self._reads += self._read(request, computed, runs=True)
-                self.late.computed(self._step, request_id, mine)
             for table, layout, written in zip(tables, self._layouts, writes, strict=True):
                 left = layout.left_by_step(at)
                 written.append((table[at[left] // layout.size], layout.slot(at[left]), mine[left]))
@@ -236,17 +223,8 @@ class Model:
         """All layers have run. A state was overwritten in place, after it was read."""
         self._enter_writes(states=True)
         for read in self._reads:
-            request_id = read.request.request_id
-            if (load := self._unread.pop(request_id, None)) is not None:
-                self.loaded += 1
-                if request_id not in self._found:
-                    self.late.loaded(self._step, request_id, self._contents.of(read.request)[load.start : load.end])
+            self.loaded += self._unread.pop(read.request.request_id, None) is not None
         self.wrong += map(self._sentence, self._found.values())
-
-    def _follow_missed(self) -> None:
-        missed = self.late.missed
-        if missed is not None and self._numbers[missed.block, missed.slot] == missed.number:
-            self.late.look(self._step, self.caches[missed.layer].words(missed.block, missed.slot))
 
     def checksum(self) -> list[int]:
         """Another one, when anybody has written to the caches."""
@@ -283,7 +261,6 @@ class Model:
         """A load fails: its blocks hold scribble."""
         self._unread.pop(request_id, None)
         self._failed_now.update(blocks)
-        self._left_failed.difference_update(blocks)
         for cache in self.caches.values():
             self._scribble(cache, blocks)
 
@@ -324,8 +301,6 @@ class Model:
     def _ended(self, request: Any) -> None:
         """Nobody reads the load of a request that has ended."""
         self._unread.pop(request.request_id, None)
-        for table in self._tables(request.request_id):
-            self._left_failed.update(table[(self._numbers[table] == FAILED).any(axis=1)].tolist())
 
     def _note_copies(self, load: Load) -> None:
         if not self.copied:
@@ -381,9 +356,9 @@ class Model:
         should = self._contents.of(read.request)[read.start : read.end]
         blocks = read.blocks[tokens // layout.size]
         held = self._numbers[blocks, layout.slot(tokens)]
-        wrong = held != should
-        if self._left_failed:
-            wrong &= (held != FAILED) | ~np.isin(blocks, list(self._left_failed))
+        # vLLM 0.32 keeps what a failed load has left, and what was computed of that, in its prefix cache until the request
+        # computes it again: for others where the request ends, and for itself where it is preempted.
+        wrong = (held != should) & (held != FAILED)
         if wrong.any():
             layers = [name for name, cache in self.caches.items() if cache.group == read.group]
             self._note(read, read.start + int(wrong.argmax()), int(wrong.sum()), layers)
@@ -436,14 +411,5 @@ class Model:
             )
         text += f" it holds {wrong.holds}."
         if load is not None:
-            if load.start <= wrong.first < load.end and not read.layout.is_state:
-                self._miss(wrong)
             text += f" Tokens {load.start} to {load.end} were to be loaded by the connector."
         return text
-
-    def _miss(self, wrong: _Wrong) -> None:
-        """Follow what a load should have brought."""
-        request, layer, slot = wrong.read.request, wrong.layers[0], int(wrong.read.layout.slot(wrong.first))
-        numbers = self._contents.of(request)[wrong.first : wrong.first + 1]
-        expected = self._secrets[layer].words(numbers)[0]
-        self.late.miss(int(numbers[0]), self._step, request.request_id, wrong.block, slot, layer, expected)

@@ -19,6 +19,7 @@ from bare_scheduler import scheduler, storm
 from downloads import Giving
 from faults import FAULTS, NATIVE, OF_PAIRS, RULES, VARIANTS
 from faults.transfers import StuckStep
+from faulty_pairs import DECODE, drawn, play_pair, with_pair
 from history import heartbeats, loaded
 from minimal import assert_minimal
 from recorded_runs import faulty
@@ -27,9 +28,7 @@ from recording import recording
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.known.nixl.stand_in.network import Schedule
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pairs.pair_scenario import drawn, with_pair
-from kvtrail.connector.simulate.pairs.pairs import DECODE, play_pair
-from kvtrail.connector.simulate.stages import HANDED_ON, BareScheduler
+from kvtrail.connector.simulate.bare_scheduler import HANDED_ON, BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.cache_groups import FULL, MAMBA, SLIDING, CacheGroup
 from kvtrail.tracer.events.capabilities import declaration

@@ -21,8 +21,8 @@ from mooncake_stand_in import TransferEngines, installed
 from processes import SLOW_S, free_port
 
 from kvtrail.connector.simulate import in_memory
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.run import of_its_own
-from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.workers.contents import Shared
 from kvtrail.tracer.events.events import Event, Free, Handoff, Notification, Xfer
 

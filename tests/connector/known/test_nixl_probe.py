@@ -10,13 +10,12 @@ import pytest
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
+from faulty_pairs import DECODE, PREFILL, PlayedPair, Request, paired, play_pair
+
 from kvtrail.connector.known.nixl.probe import NixlProbe
 from kvtrail.connector.known.nixl.stand_in.network import Fails, Schedule
 from kvtrail.connector.known.probe import ProbeEvent
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pairs.pair_scenario import paired
-from kvtrail.connector.simulate.pairs.pairs import DECODE, PREFILL, PlayedPair, play_pair
-from kvtrail.connector.simulate.scenario import Request
 from kvtrail.tracer.events.events import Alloc, Lease, Notification, Read, Xfer, XferState
 from kvtrail.tracer.events.semconv import Kind
 

@@ -14,7 +14,7 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 from bare_scheduler import scheduler
 from history import judge
 
-from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.tracer.events.events import Event, Evict, Prefetch
 
 CHUNK = 32

@@ -21,8 +21,8 @@ from vllm.v1.kv_offload.tiering.p2p.control.base import ControlConnection, Contr
 from kvtrail.connector.known.nixl.stand_in import Clock
 from kvtrail.connector.known.nixl.stand_in.network import Agent, Fails, Network, Schedule
 from kvtrail.connector.simulate import in_memory
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.run import of_its_own
-from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.events.events import Event, Handoff, Notification, Xfer
 
 P2P = "vllm.v1.kv_offload.tiering.p2p"

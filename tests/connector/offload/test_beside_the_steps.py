@@ -23,10 +23,10 @@ from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy
 from kvtrail.connector.offload.transfers import CopyThread, Transfers
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.check.trial import failures
 from kvtrail.connector.simulate.run import Played, play
-from kvtrail.connector.simulate.stages import BareScheduler
 
 EXTRA = {"chunk_size": 64, "cpu_bytes_to_use": 2_000_000, "load_async": True}
 CONNECTOR = {**configuration("OffloadConnector", EXTRA), "kv_load_failure_policy": "recompute"}

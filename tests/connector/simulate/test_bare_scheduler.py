@@ -23,8 +23,8 @@ from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.groups import Group
 from kvtrail.connector.offload.scheduler import OffloadScheduler
 from kvtrail.connector.recording import recorder
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.scenario import Workers
-from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Alloc, Event, Schedule
 from kvtrail.tracer.events.semconv import Kind

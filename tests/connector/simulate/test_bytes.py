@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.workers.contents import FAILED, UNWRITTEN, Secret
 from kvtrail.connector.simulate.workers.own_worker import OwnWorker
 

@@ -12,12 +12,10 @@ from history import judge
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
+from faulty_pairs import DECODE, Mistake, PlayedPair, drawn
 from recorded_runs import play_pair_once
 
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pairs.pair_scenario import drawn
-from kvtrail.connector.simulate.pairs.pairs import DECODE, PlayedPair
-from kvtrail.connector.simulate.scenario import Mistake
 from kvtrail.tracer.events.events import Handoff, Received, Schedule
 from kvtrail.tracer.model.causes import PEER, REUSED, Cause, Part
 

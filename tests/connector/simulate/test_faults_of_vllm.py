@@ -14,26 +14,14 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 import vllm
 from bare_scheduler import scheduler, storm
+from faulty_pairs import DECODE, PREFILL, Request, Return, paired, play_pair
 
 from kvtrail.connector.known.nixl.stand_in.network import Fails, Schedule
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.pairs import pairs
-from kvtrail.connector.simulate.pairs.pair_scenario import paired
-from kvtrail.connector.simulate.pairs.pairs import DECODE, PREFILL, play_pair
 from kvtrail.connector.simulate.run import play
-from kvtrail.connector.simulate.scenario import (
-    Abort,
-    Arrival,
-    CachesReset,
-    Point,
-    Request,
-    Return,
-    Scenario,
-    When,
-    Workers,
-    tokens,
-)
-from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Point, Scenario, When, Workers, tokens
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 from kvtrail.tracer.events.events import Event, Free, LoadError, RequestEnd

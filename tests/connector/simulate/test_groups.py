@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.run import Unbuildable, play
 from kvtrail.connector.simulate.scenario import Scenario
-from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.workers.model import Model
 from kvtrail.tracer.events.cache_groups import ALL, FULL, MAMBA, SLIDING, CacheGroup
 from kvtrail.tracer.events.events import Schedule, StorePlan

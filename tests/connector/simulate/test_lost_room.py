@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent / "check"))
 from kvtrail.connector.offload import UntracedOffloadConnector
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate import in_memory
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.check.session import check
-from kvtrail.connector.simulate.judges import room
+from kvtrail.connector.simulate.judges import capacity
 from kvtrail.connector.simulate.run import play, run_more
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Workers
-from kvtrail.connector.simulate.stages import BareScheduler
 
 NOTHING = Scenario(arrivals=(), settings={"max_num_batched_tokens": 512}, workers=Workers(latest_steps=0))
 SLOTS, CHUNK = 20, 64
@@ -45,52 +45,52 @@ def make(tmp_path: Path) -> Iterator[Callable[..., BareScheduler]]:
             each.close()
 
 
-def runs(stage: BareScheduler) -> room.Run:
+def runs(stage: BareScheduler) -> capacity.Run:
     return partial(run_more, stage, NOTHING)
 
 
 def test_the_room_of_a_store_is_what_it_holds(make: Callable[..., BareScheduler]) -> None:
     small, large = make(SMALL), make({"chunk_size": CHUNK})
-    assert room.measured(small, runs(small), "a") == room.Room(SLOTS * CHUNK, is_full=True)
-    assert room.measured(small, runs(small), "b") == room.Room(SLOTS * CHUNK, is_full=True), (
+    assert capacity.measured(small, runs(small), "a") == capacity.Capacity(SLOTS * CHUNK, is_full=True)
+    assert capacity.measured(small, runs(small), "b") == capacity.Capacity(SLOTS * CHUNK, is_full=True), (
         "others were evicted for them"
     )
-    whole = (room.TOKENS - 1) * room.PROMPTS
-    assert room.measured(large, runs(large), "a") == room.Room(whole, is_full=False)
+    whole = (capacity.TOKENS - 1) * capacity.PROMPTS
+    assert capacity.measured(large, runs(large), "a") == capacity.Capacity(whole, is_full=False)
 
 
 def test_a_slot_that_is_not_given_back_is_missed(make: Callable[..., BareScheduler]) -> None:
     stage = make(SMALL)
     runs(stage)([Arrival("first", (("first", 700),), 1)])
-    asked: list[room.Room] = []
+    asked: list[capacity.Capacity] = []
 
-    def when_new(at_once: bool) -> room.Room:
+    def when_new(at_once: bool) -> capacity.Capacity:
         new = make(SMALL)
-        asked.append(room.measured_when_new(new, runs(new), at_once=at_once))
+        asked.append(capacity.measured_when_new(new, runs(new), at_once=at_once))
         return asked[-1]
 
-    assert room.lost(stage, runs(stage), when_new) is None
+    assert capacity.lost(stage, runs(stage), when_new) is None
     index = stage.connectors[0]._scheduler._index
     index._slot.pop(next(iter(index._slot)))
-    text = room.lost(stage, runs(stage), when_new)
+    text = capacity.lost(stage, runs(stage), when_new)
     assert text is not None
     assert f"it held {SLOTS * CHUNK} tokens or more" in text
     assert f"it now holds {(SLOTS - 1) * CHUNK} tokens at the most, in 3 tries: room for {CHUNK} tokens is lost" in text
-    assert len(asked) == 1 + room.TRIES
+    assert len(asked) == 1 + capacity.TRIES
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (room.Room(640, is_full=True, came=1000, grown=501), True),
-        (room.Room(640, is_full=True, came=1000, grown=500), False),
-        (room.Room(640, is_full=False, came=1000, grown=1000), False),
-        (room.Room(640, is_full=True), False),
+        (capacity.Capacity(640, is_full=True, came=1000, grown=501), True),
+        (capacity.Capacity(640, is_full=True, came=1000, grown=500), False),
+        (capacity.Capacity(640, is_full=False, came=1000, grown=1000), False),
+        (capacity.Capacity(640, is_full=True), False),
     ],
     ids=["kept", "half of it may be given back later", "it still fills", "not measured"],
 )
-def test_workers_keep_what_is_evicted_only_if_a_full_store_grows(given: room.Room, said: bool) -> None:
-    text = room.not_given_back(given)
+def test_workers_keep_what_is_evicted_only_if_a_full_store_grows(given: capacity.Capacity, said: bool) -> None:
+    text = capacity.not_given_back(given)
     assert (text is not None) is said
     assert text is None or "1,000 bytes of KV" in text
 
@@ -98,7 +98,7 @@ def test_workers_keep_what_is_evicted_only_if_a_full_store_grows(given: room.Roo
 def test_a_room_that_differs_from_time_to_time_causes_no_finding(make: Callable[..., BareScheduler]) -> None:
     stage = make(SMALL)
     rooms = iter([SLOTS * CHUNK + 64, SLOTS * CHUNK + 32, SLOTS * CHUNK])
-    assert room.lost(stage, runs(stage), lambda _: room.Room(next(rooms), is_full=True)) is None
+    assert capacity.lost(stage, runs(stage), lambda _: capacity.Capacity(next(rooms), is_full=True)) is None
 
 
 def test_a_store_is_not_filled_any_further_when_requests_never_end(
@@ -106,14 +106,14 @@ def test_a_store_is_not_filled_any_further_when_requests_never_end(
 ) -> None:
     monkeypatch.setattr(UntracedOffloadConnector, "get_num_new_matched_tokens", lambda *_: (None, False))
     stage = make(SMALL)
-    with pytest.raises(room.Unserved):
-        room.lost(stage, runs(stage), lambda _: pytest.fail("asked"))
+    with pytest.raises(capacity.Unserved):
+        capacity.lost(stage, runs(stage), lambda _: pytest.fail("asked"))
     assert stage.steps < 1000, "it gives up with the first ones"
 
 
 def test_a_store_that_holds_everything_is_not_compared_with_a_new_one(make: Callable[..., BareScheduler]) -> None:
     large = make({"chunk_size": CHUNK})
-    assert room.lost(large, runs(large), lambda _: pytest.fail("asked")) is None
+    assert capacity.lost(large, runs(large), lambda _: pytest.fail("asked")) is None
 
 
 @pytest.mark.parametrize(("name", "loses"), [("store_bugs:SlotLostByTwins", True), ("chunk_store:ChunkStore", False)])

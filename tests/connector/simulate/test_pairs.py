@@ -16,15 +16,14 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
 from faults import OF_PAIRS
+from faulty_pairs import DECODE, PREFILL, Mistake, PlayedPair, Request, drawn, paired, play_pair, with_pair
 from recorded_runs import play_pair_once
 
 from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.known.nixl.stand_in.network import Network, Schedule, Transfer
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pairs.pair_scenario import drawn, paired, with_pair
-from kvtrail.connector.simulate.pairs.pairs import DECODE, PREFILL, PlayedPair, play_pair
 from kvtrail.connector.simulate.pairs.router import Router
-from kvtrail.connector.simulate.scenario import Arrival, Mistake, Point, Request
+from kvtrail.connector.simulate.scenario import Arrival, Point
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, LAYERS
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 from kvtrail.tracer.events.events import BlockCheck, Handoff

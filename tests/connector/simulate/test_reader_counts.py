@@ -12,14 +12,12 @@ import pytest
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 
+from faulty_pairs import DECODE, PREFILL, Mistake, PlayedPair, drawn, play_pair, with_pair
 from recorded_runs import play_pair_once
 from vllm.distributed.kv_transfer.kv_connector.utils import TransferTopology
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.pairs.pair_scenario import drawn, with_pair
-from kvtrail.connector.simulate.pairs.pairs import DECODE, PREFILL, PlayedPair, play_pair
-from kvtrail.connector.simulate.scenario import Mistake
 from kvtrail.tracer.events.events import Free, Read, Xfer
 
 NIXL = configuration("NixlConnector", {})

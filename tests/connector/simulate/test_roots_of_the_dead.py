@@ -35,8 +35,8 @@ def run(pipe: Connection, folder: Path, death: str) -> None:
     """An engine's process. Some requests end, others are in the middle when it is killed; or a bug kills it."""
     from kvtrail.connector.demo.workload import stale_lookup
     from kvtrail.connector.recording import recorder
+    from kvtrail.connector.simulate.bare_scheduler import BareScheduler
     from kvtrail.connector.simulate.scenario import Workers
-    from kvtrail.connector.simulate.stages import BareScheduler
 
     transfer = {
         "kv_connector": f"Faulty:{BUG}:OffloadConnector" if death == BUG else "OffloadConnector",

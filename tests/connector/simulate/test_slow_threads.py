@@ -148,4 +148,4 @@ def test_a_worker_that_does_not_wait_for_its_stores_is_found(monkeypatch: pytest
 
     assert checked() == []
     monkeypatch.setattr(Transfers, "wait_for_blocks", lambda self, given: None)
-    assert "rule: byte-drift" in checked()
+    assert "bytes: a request has read KV that is not its own" in checked()

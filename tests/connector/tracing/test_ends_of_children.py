@@ -18,7 +18,7 @@ from recording import recording
 from kvtrail.connector.known import capabilities_declared
 from kvtrail.connector.offload import UntracedOffloadConnector
 from kvtrail.connector.registration import resolve
-from kvtrail.connector.simulate.stages import HANDED_ON
+from kvtrail.connector.simulate.bare_scheduler import HANDED_ON
 from kvtrail.tracer.events.events import Event, RequestEnd
 from kvtrail.tracer.history.history import load
 

@@ -14,7 +14,7 @@ from bare_scheduler import scheduler
 
 from kvtrail.connector.recording import recorder
 from kvtrail.connector.simulate import in_memory
-from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.tracing.spare import LONGEST_NS, SpareCapacity, spare_capacity
 
 S = 10**9

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import xml.etree.ElementTree as ET
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,14 @@ from kvtrail.__main__ import main
 from kvtrail.connector.commands.check import check as command
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check import report
-from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES
-from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest, in_turn, varied
+from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
-from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
 from kvtrail.connector.simulate.conformance import suite
 from kvtrail.connector.simulate.conformance.verdict import Result
-from kvtrail.connector.simulate.judges.observer import BYTES, HITS
+from kvtrail.connector.simulate.judges.failure import BYTES, HITS
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.commands.options import INCONCLUSIVE
@@ -90,7 +88,7 @@ def test_every_fault_is_found_without_a_hint_where_to_look(fault: str) -> None:
 @pytest.mark.parametrize("hinted", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("fault", OF_COPIES)
 def test_every_wrong_copy_is_found_by_its_bytes(fault: str, hinted: bool) -> None:
-    """The fingerprints may find it as well: of what they had seen computed."""
+    """The fingerprints may find it as well, of what they had seen computed: that is the same failure."""
     where = [SHOWN_BY.get(fault, "preemption-storm")] if hinted else None
     runs, steps = (1, None) if hinted else (None, 20_000)
     name = f"Faulty:{fault}:OffloadConnector"
@@ -161,25 +159,23 @@ def test_the_trace_shows_it_and_the_test_fails_with_the_fault_and_passes_without
     stale: Checked, tmp_path: Path
 ) -> None:
     written = {path.name: path for path in report.write(stale, tmp_path)}
-    assert set(written) == {"stale-lookup.jsonl", "test_stale_lookup.py", "report.md", "junit.xml"}
+    (test,) = (path for name, path in written.items() if name.startswith("test_stale_lookup_"))
+    assert set(written) == {"stale-lookup.jsonl", test.name, "report.json"}
     assert "stale-lookup" in {finding.rule for finding in audit([written["stale-lookup.jsonl"]]).findings}
-    failing = run_pytest(written["test_stale_lookup.py"], {})
+    failing = run_pytest(test, {})
     assert failing.returncode == 1, failing.stdout
     assert "rule: stale-lookup" in failing.stdout
-    mended = run_pytest(written["test_stale_lookup.py"], {"KVTRAIL_CONNECTOR": "OffloadConnector"})
+    mended = run_pytest(test, {"KVTRAIL_CONNECTOR": "OffloadConnector"})
     assert mended.returncode == 0, mended.stdout
 
 
 def test_the_reports_say_the_same(stale: Checked, tmp_path: Path) -> None:
     report.write(stale, tmp_path)
-    suite = ET.fromstring((tmp_path / "junit.xml").read_text())
-    assert (suite.get("tests"), suite.get("failures")) == (str(len(PROFILES)), "1")
-    (failed,) = suite.iter("failure")
-    assert failed.get("message") == "rule: stale-lookup"
-    for text in (report.as_text(stale), (tmp_path / "report.md").read_text(), failed.text or ""):
-        assert AGAIN in text
-        assert stale.found[0].failure.text in text
-    (failure,) = json.loads(json.dumps(report.as_dict(stale)))["failures"]
+    text = report.as_text(stale)
+    (failure,) = json.loads((tmp_path / "report.json").read_text())["failures"]
+    for said in (AGAIN, stale.found[0].failure.text):
+        assert said in text
+        assert said in (failure["again"], failure["text"])
     assert Scenario.from_dict(failure["scenario"]) == stale.found[0].small.scenario
 
 
@@ -250,7 +246,7 @@ def test_a_failure_that_is_being_shrunk_is_reported_when_the_session_ends(
 
 def test_ctrl_c_before_the_first_run_says_that_nothing_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     why_fake = "kvtrail.connector.simulate.check.rehearsal.why_fake"
-    monkeypatch.setattr(why_fake, lambda subject: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(why_fake, lambda tested: signal.raise_signal(signal.SIGINT))
     result = CliRunner().invoke(main, ["check", "OffloadConnector", "-o", str(tmp_path)])
     assert result.exit_code == 130
     assert "Nothing ran." in result.output
@@ -290,17 +286,17 @@ def test_each_value_of_a_setting_has_its_turn() -> None:
 def test_loads_fail_only_where_that_can_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
 
-    def run(subject: Subject, scenario: Scenario) -> Any:
+    def run(tested: ConnectorUnderTest, scenario: Scenario) -> Any:
         given.append(scenario.workers.load_failures)
-        return run_one(subject, scenario)
+        return run_one(tested, scenario)
 
     monkeypatch.setattr("kvtrail.connector.simulate.check.session.run", run)
     for connector in ("OffloadConnector", "SimpleCPUOffloadConnector"):
         check(connector, profiles=["load-failure"], steps=None, runs=1, shrink_tries=0)
     assert [share > 0 for share in given] == [True, False]
     silent, heard = {"kv_connector": "SimpleCPUOffloadConnector"}, {"kv_connector": "OffloadConnector"}
-    assert not Subject("MultiConnector", {"connectors": [silent, silent]}).loads_may_fail
-    assert Subject("MultiConnector", {"connectors": [silent, heard]}).loads_may_fail
+    assert not ConnectorUnderTest("MultiConnector", {"connectors": [silent, silent]}).loads_may_fail
+    assert ConnectorUnderTest("MultiConnector", {"connectors": [silent, heard]}).loads_may_fail
 
 
 LAGGING = {"chunk": 32, "slots": 400, "apart": True, "lag": 2}

@@ -10,8 +10,7 @@ pytest.importorskip("vllm.distributed.nixl_utils", reason="vLLM 0.32 and later")
 from planted.hand_offs import BUGS
 
 from kvtrail.connector.simulate.check import report
-from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, pair_of
-from kvtrail.connector.simulate.check.profiles import OF_PAIRS
+from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import Checked, check
 from kvtrail.connector.simulate.regression import as_pytest
 from kvtrail.connector.simulate.run import Unbuildable
@@ -19,16 +18,14 @@ from kvtrail.connector.simulate.scenario import Scenario
 
 
 def checked(connector: str, runs: int, tries: int = 0, stop_at_first: bool = False) -> Checked:
-    return check(connector, profiles=OF_PAIRS, steps=None, runs=runs, shrink_tries=tries, stop_at_first=stop_at_first)
-
-
-def test_the_profiles_of_pairs_have_their_names() -> None:
-    assert tuple(PAIR_PROFILES) == OF_PAIRS
+    return check(
+        connector, profiles=tuple(PAIR_PROFILES), steps=None, runs=runs, shrink_tries=tries, stop_at_first=stop_at_first
+    )
 
 
 def test_a_scenario_of_two_engines_survives_json() -> None:
     for seed in range(20):
-        scenario = pair_of("handoffs", seed)
+        scenario = scenario_of("handoffs", seed)
         assert Scenario.from_dict(scenario.as_dict()) == scenario
 
 
@@ -50,7 +47,7 @@ def test_a_failure_is_shrunk_and_written_down_as_a_test() -> None:
     (found, *_) = checked("planted.hand_offs:ReadsWithoutAReport", 1, tries=60).found
     assert len(found.small.scenario.everybody) == 1
     assert not found.small.is_flaky
-    source = as_pytest(found.small.scenario, connector=found.subject, failure=found.failure)
+    source = as_pytest(found.small.scenario, connector=found.tested, failure=found.failure)
     assert "from kvtrail.connector.simulate.scenario import Scenario" in source
     compile(source, "test", "exec")
 

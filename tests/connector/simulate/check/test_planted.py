@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,18 +11,21 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from planted.bugs import BUGS
 
+from kvtrail.connector.simulate.check import report
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest, in_turn, varied
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import check
-from kvtrail.connector.simulate.check.subject import Subject, in_turn, varied
 from kvtrail.connector.simulate.check.trial import run
 from kvtrail.connector.simulate.scenario import Abort, When
+from kvtrail.tracer.events.events import Lookup
+from kvtrail.tracer.history.history import load
 
 MISSED = {"MarkMovedByFailedStore"}
 """It only wastes work: nothing that a request reads or a lookup claims is wrong, and it is over with the request."""
 OF_WORKERS = {"BlocksKeptForEver", "ReportedTwice"}
 """What the connector's workers report, or never do: fakes report in their place."""
 OF_PLANS = {"PlanSkipsFirstChunk"}
-"""Without bytes only a probe shows it."""
+"""Only bytes show it."""
 
 SHOWN_BY = {
     "StateOfAnOldRequest": ("same-id", 0),
@@ -48,8 +52,17 @@ def test_a_lease_that_is_kept_on_abort_is_found() -> None:
     name, scenario = "planted.bugs:LeaseKeptOnAbort", scenario_of("retry", 0)
     waits = [each for each in scenario.arrivals if each.id.startswith("waits")]
     scenario = replace(scenario, aborts=tuple(Abort(each.id, each.at_step, When.MATCHED) for each in waits))
-    _, failures = run(Subject(name, varied(name, in_turn("retry", 0)), own_workers=True), scenario)
+    _, failures = run(ConnectorUnderTest(name, varied(name, in_turn("retry", 0)), own_workers=True), scenario)
     assert [each.id for each in failures] == ["rest: LeaseKeptOnAbort.pins is not as it was"]
+
+
+def test_a_connector_that_loads_nothing_is_told_so_first_with_the_trace(tmp_path: Path) -> None:
+    checked = check("planted.bugs:LoadsNothing", profiles=["chunked-prefill"], steps=None, runs=1, shrink_tries=0)
+    assert checked.inconclusive[0].startswith("Its own workers do not load, or not on a CPU: a lookup of turn-")
+    assert "of 680 tokens, and no byte of the KV cache changed" in checked.inconclusive[0]
+    written = {path.name: path for path in report.write(checked, tmp_path)}
+    trace = load([written["no-bytes.jsonl"]])
+    assert any(isinstance(event, Lookup) and (event.answer or 0) > 500 for event in trace.events)
 
 
 @pytest.mark.parametrize("bug", [name for name in BUGS if name not in MISSED | DEAR | {"LeaseKeptOnAbort"}])
@@ -71,13 +84,6 @@ def test_a_planted_bug_is_found_without_a_probe_and_a_hint(bug: str) -> None:
 def test_fake_workers_alone_find_it_too(bug: str) -> None:
     checked = check(f"planted.bugs:{bug}", steps=STEPS, shrink_tries=0, stop_at_first=True, fake_workers=True)
     assert checked.found, f"{bug} is not found in {checked.steps.total()} steps"
-
-
-def test_a_plan_that_leaves_tokens_out_is_found_with_a_probe() -> None:
-    checked = check(
-        "planted.probed:PlanSkipsFirstChunk", steps=STEPS, shrink_tries=0, stop_at_first=True, fake_workers=True
-    )
-    assert "plans: a load leaves out tokens that were promised" in [found.failure.id for found in checked.found]
 
 
 @pytest.mark.parametrize(

@@ -15,20 +15,18 @@ from once_a_session import once_a_session
 from recorded_runs import survivable
 
 from kvtrail.connector.simulate.check import report
-from kvtrail.connector.simulate.check.pair_profiles import PAIR_PROFILES, pair_of
-from kvtrail.connector.simulate.check.points import POINTS
-from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
-from kvtrail.connector.simulate.check.reached import reached
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest
+from kvtrail.connector.simulate.check.coverage import POINTS, reached
+from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import check
-from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.check.trial import run
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, When, Workers
 
-OFFLOADING = Subject("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
+OFFLOADING = ConnectorUnderTest("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
 """It loads between steps, and fakes end its transfers by the scenario alone."""
-OFFLOAD = Subject("OffloadConnector", {"chunk_size": 64}, own_workers=True)
+OFFLOAD = ConnectorUnderTest("OffloadConnector", {"chunk_size": 64}, own_workers=True)
 """It loads within a step."""
-ASYNC = Subject("OffloadConnector", {"chunk_size": 64, "load_async": True}, own_workers=True)
+ASYNC = ConnectorUnderTest("OffloadConnector", {"chunk_size": 64, "load_async": True}, own_workers=True)
 
 TWICE = Scenario(
     arrivals=(Arrival("first", (("head", 320),), 1, 0), Arrival("again", (("head", 320), ("tail", 40)), 1, 30)),
@@ -39,8 +37,8 @@ TWICE = Scenario(
 
 
 @once_a_session
-def of(scenario: Scenario, subject: Subject = OFFLOADING) -> Counter[str]:
-    played, failures = run(subject, scenario)
+def of(scenario: Scenario, tested: ConnectorUnderTest = OFFLOADING) -> Counter[str]:
+    played, failures = run(tested, scenario)
     assert failures == []
     counted = reached(played)
     assert counted.keys() <= POINTS.keys()
@@ -95,7 +93,7 @@ def test_an_id_that_comes_again_is_no_lookup_that_comes_again() -> None:
 
 
 def test_a_child_that_is_asked_but_not_chosen_reaches_no_load() -> None:
-    counted = of(TWICE, Subject("OffloadConnector", {"chunk_size": 64}, beside=True))
+    counted = of(TWICE, ConnectorUnderTest("OffloadConnector", {"chunk_size": 64}, beside=True))
     assert counted["lookup/hit"] > 0
     assert counted["alloc/answer-discarded"] > 0
     assert counted["alloc/external"] == counted["load/planned"] == 0
@@ -106,8 +104,6 @@ def test_a_session_counts_and_its_reports_say_it() -> None:
     assert checked.reached["lookup/other-identity"] > 0
     assert checked.reached == sum((each.reached for each in checked.runs), Counter())
     assert report.as_dict(checked)["reached"]["preempt/any"] == checked.reached["preempt/any"]
-    row = f"| lookup/hit | {POINTS['lookup/hit']} | {checked.reached['lookup/hit']:,} |"
-    assert row in report.as_markdown(checked, {})
 
 
 @pytest.mark.long
@@ -115,15 +111,15 @@ def test_each_point_is_reached_by_some_profile_or_named_with_the_reason() -> Non
     counted: Counter[str] = Counter()
     rng = random.Random(0)
 
-    def add(subject: Subject, scenario: Any) -> None:
-        counted.update(reached(run(subject, scenario)[0]))
+    def add(tested: ConnectorUnderTest, scenario: Any) -> None:
+        counted.update(reached(run(tested, scenario)[0]))
 
     for profile in PROFILES:
-        for subject in (OFFLOAD, ASYNC, OFFLOADING):
-            add(subject, survivable(scenario_of(profile, rng.randrange(20)), subject.name))
+        for tested in (OFFLOAD, ASYNC, OFFLOADING):
+            add(tested, survivable(scenario_of(profile, rng.randrange(20)), tested.name))
     for name in ("NixlConnector", "NixlPushConnector"):
         for profile in PAIR_PROFILES:
-            add(Subject(name), pair_of(profile, 0))
+            add(ConnectorUnderTest(name), scenario_of(profile, 0))
     for seed in range(10):
         for profile in ("reset", "abort", "block-sizes", "load-failure", "preemption-storm", "kv-events"):
             if POINTS.keys() - counted.keys():

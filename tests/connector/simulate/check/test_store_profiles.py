@@ -9,10 +9,9 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 from planted.store_bugs import STORE_BUGS
 
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
+from kvtrail.connector.simulate.check.connector_under_test import in_turn, varied
+from kvtrail.connector.simulate.check.profiles import LONGEST, scenario_of
 from kvtrail.connector.simulate.check.session import check
-from kvtrail.connector.simulate.check.store_profiles import FULL, LONGEST, STORE_PROFILES
-from kvtrail.connector.simulate.check.subject import in_turn, varied
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import tokens
 from kvtrail.tracer.events.events import Preempt
@@ -25,21 +24,17 @@ QUICK = {
 """Bugs, each with a profile that shows it within three runs."""
 
 
-def test_they_are_among_the_others() -> None:
-    assert STORE_PROFILES.items() <= PROFILES.items()
-
-
 def test_a_known_connectors_store_is_small_where_it_is_to_be_full() -> None:
     for seed in range(20):
-        plain = varied("OffloadConnector", in_turn(FULL, seed))
-        full = varied("OffloadConnector", in_turn(FULL, seed), full=True)
+        plain = varied("OffloadConnector", in_turn("room", seed))
+        full = varied("OffloadConnector", in_turn("room", seed), full=True)
         assert full.pop("cpu_bytes_to_use") <= 1_200_000 < plain.pop("cpu_bytes_to_use")
         assert full == plain, "nothing else is chosen in another way"
 
 
 def test_a_full_store_evicts_and_still_hits() -> None:
     connector = configuration("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 600_000})
-    played = play(scenario_of(FULL, 0), connector, own_workers=True, observed=True)
+    played = play(scenario_of("room", 0), connector, own_workers=True, observed=True)
     assert (played.error, played.observations, played.findings) == (None, [], [])
     assert sum(event.kind == "kv.evict" for event in played.events) > 20
     assert sum(bool(lookup.answer) for lookup in played.lookups) > 10

@@ -53,7 +53,7 @@ def test_what_overlaps_wrongly_is_found(bug: str, profile: str, config: dict[str
 def test_a_store_that_protects_what_was_found_again_has_not_lost_room() -> None:
     """Its protected entries make way for what is found again itself."""
     of = checked("thread_store:ThreadStore", "room", runs=2, config=SMALL | {"capacity": 40, "protected": 0.75})
-    assert any(each.room_compared for each in of.runs)
+    assert any(each.capacity_compared for each in of.runs)
     assert [found.failure for found in of.found] == []
 
 

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
+from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.check.session import check
-from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.check.trial import run
 
 NAME = "planted.tiered_store:TieredConnector"
@@ -19,8 +19,8 @@ LARGE = TINY | {"ram_chunks": 64, "disk_chunks": 256, "prefetch_chunks": 16}
 
 
 def found(name: str, profile: str, seed: int, config: dict[str, Any]) -> set[str]:
-    subject = Subject(name, config, own_workers=True)
-    return {failure.what for failure in run(subject, scenario_of(profile, seed))[1]}
+    tested = ConnectorUnderTest(name, config, own_workers=True)
+    return {failure.what for failure in run(tested, scenario_of(profile, seed))[1]}
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from kvtrail.__main__ import main
 from kvtrail.connector.commands.conformance import LEVELS, conformance
 from kvtrail.connector.simulate.check import trial
 from kvtrail.connector.simulate.check.profiles import PROFILES
-from kvtrail.connector.simulate.conformance import report, schema, suite, text
+from kvtrail.connector.simulate.conformance import report, suite, text
 from kvtrail.connector.simulate.conformance.features import PROFILES as OF_FEATURES
-from kvtrail.connector.simulate.conformance.requirement import Feature
+from kvtrail.connector.simulate.conformance.requirements import Feature
 from kvtrail.connector.simulate.run import Unbuildable
 from kvtrail.connector.simulate.scenario import Arrival, Scenario
 
@@ -28,10 +28,10 @@ SCHEMA = Path(__file__).parents[4] / "docs" / "conformance" / "report.schema.jso
 SILENT = "silent"
 TOO_SHORT_TO_FIND = Scenario(arrivals=(Arrival("r-0", prompt=(("part-0", 1),)),))
 FEW_TRIES = 5
-REPORTS: dict[str, report.Report] = {}
+REPORTS: dict[str, dict[str, Any]] = {}
 
 
-def said(connector: str, *profiles: str, steps: int = 1, **more: Any) -> report.Report:
+def said(connector: str, *profiles: str, steps: int = 1, **more: Any) -> dict[str, Any]:
     """The report of a session over these profiles, each once if `steps` is 1."""
     key = json.dumps([connector, profiles, steps, more])
     if key not in REPORTS:
@@ -41,11 +41,11 @@ def said(connector: str, *profiles: str, steps: int = 1, **more: Any) -> report.
     return REPORTS[key]
 
 
-def failed(of: report.Report) -> set[str]:
+def failed(of: dict[str, Any]) -> set[str]:
     return {each["id"] for each in of["requirements"] if each["result"] == "failed"}
 
 
-def passed(of: report.Report) -> set[str]:
+def passed(of: dict[str, Any]) -> set[str]:
     return {each["id"] for each in of["requirements"] if each["result"] == "passed"}
 
 
@@ -126,7 +126,6 @@ def test_a_failure_of_a_feature_is_reported_at_core_too() -> None:
 def test_reports_are_as_the_published_schema_says() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     published = json.loads(SCHEMA.read_text())
-    assert published == schema.schema(), f"python -m {schema.__name__} > {SCHEMA.name}"
     jsonschema.Draft202012Validator.check_schema(published)
     validator = jsonschema.Draft202012Validator(published)
     for of in (said("OffloadConnector", "chunked-prefill"), said(f"{SILENT}:FindsEverything", "chunked-prefill")):
@@ -172,7 +171,7 @@ def test_the_command_writes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert result.exit_code == 3, result.output
     of = json.loads(result.stdout)
     assert of == json.loads((tmp_path / "report.json").read_text())
-    assert {"report.json", "junit.xml", "index.html"} <= {each.name for each in tmp_path.iterdir()}
+    assert {"report.json", "index.html"} <= {each.name for each in tmp_path.iterdir()}
     arguments = [f"{SILENT}:FindsEverything", "--steps", "1", "--out", str(tmp_path)]
     result = CliRunner().invoke(conformance, arguments)
     assert result.exit_code == 1, result.output

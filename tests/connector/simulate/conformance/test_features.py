@@ -6,11 +6,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from faulty_pairs import drawn
 
 from kvtrail.connector.known import overrides
 from kvtrail.connector.simulate.conformance import features
-from kvtrail.connector.simulate.conformance.requirement import Feature
-from kvtrail.connector.simulate.pairs.pair_scenario import drawn
+from kvtrail.connector.simulate.conformance.requirements import Feature
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Workers
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 

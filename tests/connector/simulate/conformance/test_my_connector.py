@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.check.session import check
-from kvtrail.connector.simulate.judges import room
+from kvtrail.connector.simulate.judges import capacity
 from kvtrail.connector.simulate.run import run_more
 from kvtrail.connector.simulate.scenario import Scenario, Workers
-from kvtrail.connector.simulate.stages import BareScheduler
 
 FOLDER = Path(__file__).parents[4] / "docs" / "conformance"
 LINES = 165
@@ -100,13 +100,13 @@ def test_a_store_that_the_first_prompts_do_not_fill_may_grow(
     settings: dict[str, Any] = {"max_num_batched_tokens": 512}
     connector = configuration("my_connector:MyConnector", {"capacity": 28 * 8})
     stage = BareScheduler(tmp_path, connector, own_workers=True, workers=workers, **settings)
-    new = room.measured_when_new(
+    new = capacity.measured_when_new(
         stage, partial(run_more, stage, Scenario(arrivals=(), settings=settings, workers=workers)), at_once=False
     )
     stage.close()
     assert new.is_full
     assert (new.came, new.grown) == (KV, 0), "there was a reason to measure, when it was full"
-    assert room.not_given_back(new) is None
+    assert capacity.not_given_back(new) is None
 
 
 def test_it_stays_short() -> None:

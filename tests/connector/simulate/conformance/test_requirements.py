@@ -13,14 +13,21 @@ from types import ModuleType
 import pytest
 
 from kvtrail.connector import simulate
-from kvtrail.connector.simulate.check.points import POINTS
-from kvtrail.connector.simulate.check.profiles import PROFILES
-from kvtrail.connector.simulate.check.trial import CRASH, HANG, RULE, Failure
+from kvtrail.connector.simulate.check.coverage import POINTS
+from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES
 from kvtrail.connector.simulate.conformance import features
 from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judges_of
-from kvtrail.connector.simulate.conformance.requirement import Feature, Level, Requirement
-from kvtrail.connector.simulate.conformance.requirements import FILE, REQUIREMENTS, load, of_level
+from kvtrail.connector.simulate.conformance.requirements import (
+    FILE,
+    REQUIREMENTS,
+    Feature,
+    Level,
+    Requirement,
+    load,
+    of_level,
+)
 from kvtrail.connector.simulate.conformance.verdict import NEEDED
+from kvtrail.connector.simulate.judges.failure import CRASH, HANG, RULE, Failure
 from kvtrail.tracer.rules import pages
 
 SIMULATE = Path(simulate.__file__).parent
@@ -140,12 +147,12 @@ def test_each_observation_has_a_judge() -> None:
     for path in SIMULATE.rglob("*.py"):
         name = ".".join(("kvtrail.connector.simulate", *path.relative_to(SIMULATE).with_suffix("").parts))
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and _called(node.func) in ("Observation", "_note") and node.args:
+            if isinstance(node, ast.Call) and _called(node.func) in ("Failure", "_note") and node.args:
                 first = node.args[0]
                 if isinstance(first, ast.Name) and first.id.isupper():
                     kinds.add(getattr(importlib.import_module(name), first.id))
     assert len(kinds) >= 6
-    for kind in kinds:
+    for kind in kinds - {RULE}:
         assert judges_of(Failure(kind, "anything", ""))[0] in OTHERS
 
 
@@ -174,4 +181,4 @@ def test_a_failure_is_its_judges(kind: str, what: str, judge: str) -> None:
 
 def test_profiles_of_features_exist() -> None:
     names = {name for names in features.PROFILES.values() for name in names}
-    assert names - {"handoffs", "handoff-ranks"} <= PROFILES.keys()
+    assert names <= PROFILES.keys() | PAIR_PROFILES.keys()

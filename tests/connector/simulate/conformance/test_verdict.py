@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from kvtrail.connector.simulate.check.points import POINTS
-from kvtrail.connector.simulate.check.ran import Ran
+from kvtrail.connector.simulate.check.coverage import POINTS, RunCoverage
 from kvtrail.connector.simulate.check.session import Checked
-from kvtrail.connector.simulate.check.trial import CRASH, RULE, Failure
 from kvtrail.connector.simulate.conformance import verdict
-from kvtrail.connector.simulate.conformance.requirement import Feature
-from kvtrail.connector.simulate.conformance.requirements import of_level
+from kvtrail.connector.simulate.conformance.requirements import Feature, of_level
 from kvtrail.connector.simulate.conformance.verdict import Judged, Result, Setting, Verdict, judge, overall
+from kvtrail.connector.simulate.judges.failure import CRASH, RULE, Failure
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Workers
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 from kvtrail.tracer.model.findings import Verdict as RuleVerdict
@@ -29,12 +27,14 @@ RANKS = replace(PLAIN, settings={"tensor_parallel_size": 2})
 SETTING = Setting(claimed=[], detected=[], overrides_reset=True, other_writers=False, not_driven={})
 
 
-def ran(*reached: str, rules: Sequence[str] = (), hits: int = 0, loads_read: int = 0, blocks_compared: int = 0) -> Ran:
+def ran(
+    *reached: str, rules: Sequence[str] = (), hits: int = 0, loads_read: int = 0, blocks_compared: int = 0
+) -> RunCoverage:
     checks = {(rule, RuleVerdict.OK): 1 for rule in rules}
-    return Ran(Counter(reached), checks, hits, loads_read, blocks_compared)
+    return RunCoverage(Counter(reached), checks, hits, loads_read, blocks_compared)
 
 
-def results(*runs: Ran, setting: Setting = SETTING, **more: Any) -> Mapping[str, Judged]:
+def results(*runs: RunCoverage, setting: Setting = SETTING, **more: Any) -> Mapping[str, Judged]:
     checked = Checked(connector="Mine", seed=0, runs=list(runs), **more)
     for each in runs:
         checked.reached += each.reached
@@ -102,7 +102,7 @@ def test_bytes_pass_nothing_where_workers_are_fakes() -> None:
 def test_a_store_that_was_never_full_proves_nothing_of_its_room() -> None:
     of_it = results(ran("end/all"))["core.store.as-large"]
     assert (of_it.result, of_it.why) == (Result.NOT_EXERCISED, "the store was never full at rest")
-    full = replace(ran("end/all"), room_compared=True)
+    full = replace(ran("end/all"), capacity_compared=True)
     assert results(full)["core.store.as-large"].result is Result.PASSED
 
 

@@ -14,10 +14,9 @@ from kvtrail.connector.simulate.redrive.comparison import (
     compare,
     same_error,
 )
-from kvtrail.connector.simulate.redrive.prefixes import Known, segments
+from kvtrail.connector.simulate.redrive.prefixes import segments
 from kvtrail.connector.simulate.redrive.recorded import recorded_requests
 from kvtrail.connector.simulate.run import Played
-from kvtrail.connector.simulate.scenario import tokens
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.judging import findings_of
 
@@ -113,43 +112,11 @@ def test_errors_are_the_same_by_class_and_numbers(recorded: str, driven: str, sa
     assert same_error(recorded, driven) is same
 
 
-def test_equal_keys_are_equal_prompts_up_to_there() -> None:
-    requests = recorded_requests(
-        history(
-            "a: L 600 c0 h0 -> 0\na: plan store 0+256 keys aa11\na: plan store 256+256 keys aa22\n"
-            "b: L 600 c0 h256 -> 256 keys aa11\nb: plan store 256+256 keys bb22\n"
-            "c: L 600 c256 h512 -> 256\nc: plan load 256+256 keys aa22"
-        )
-    )
-    made, known = segments(requests, block_size=32, chunk_size=256)
-    assert known is Known.CHUNKS
-    a, b, c = (made[name][0] for name in requests)
-    assert a[0] == b[0] == c[0] == (a[0][0], 256), "a key implies the keys before it"
-    assert a[1] == c[1]
-    assert not {seed for seed, _ in a[1:]} & {seed for seed, _ in b[1:]}
-    assert [sum(count for _, count in prompt) for prompt in (a, b, c)] == [600] * 3
-
-
-def test_what_a_request_generated_is_shared_from_the_middle_of_a_block_on() -> None:
-    requests = recorded_requests(
-        history(
-            "a: L 300 c0 h0 -> 0\na: plan store 0+256 keys aa11\na: plan store 256+256 keys aa22\n"
-            "b: L 310 c0 h256 -> 256 keys aa11\nb: plan store 256+256 keys aa22\n"
-            "c: L 600 c0 h512 -> 512\nc: plan load 0+256 keys aa11\nc: plan load 256+256 keys aa22"
-        )
-    )
-    made, _ = segments(requests, block_size=32, chunk_size=256)
-    assert [sum(count for _, count in made[name][0]) for name in requests] == [300, 310, 600]
-    a, b, c = (tokens([*prompt, *output])[:512] for prompt, output in made.values())
-    assert a == b == c
-
-
-def test_where_nothing_is_recorded_lengths_are_a_guess() -> None:
+def test_a_request_without_hashes_shares_nothing() -> None:
     requests = recorded_requests(history("a: L 600 c0 h0 -> 0\na: S 0+512\nb: L 600 c0 h256 -> 256"))
-    made, known = segments(requests, block_size=32)
-    assert known is Known.LENGTHS
-    a, b = (made[name][0] for name in requests)
-    assert (a[0][0], b[0]) == (b[0][0], (a[0][0], 256))
+    a, b = segments(requests, block_size=32).values()
+    assert [sum(count for _, count in prompt) for prompt, _ in (a, b)] == [600, 600]
+    assert not {seed for seed, _ in a[0]} & {seed for seed, _ in b[0]}
 
 
 def test_a_store_has_the_room_that_it_was_seen_to_have() -> None:

@@ -65,7 +65,9 @@ def test_it_is_driven_again(history: History) -> None:
 
 
 @pytest.mark.usefixtures("history")
-def test_its_fault_becomes_a_test(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_fault_becomes_a_test_that_finds_it_from_any_folder(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a few tries to make it smaller, which has its own tests."""
     assert regression.__kwdefaults__ is not None
     monkeypatch.setitem(regression.__kwdefaults__, "shrink_tries", 5)
@@ -73,8 +75,8 @@ def test_its_fault_becomes_a_test(package: Path, tmp_path: Path, monkeypatch: py
     trace = str(tmp_path / "trace-None.jsonl")
     result = CliRunner().invoke(main, ["minimize", trace, "--connector", NAME, "--pytest", str(output)])
     assert result.exit_code == 0, result.output
-    assert f"CONNECTOR = '{NAME}'" in output.read_text()
-    failing = run_pytest(output, {"PYTHONPATH": str(package)})
+    assert f"CONNECTOR = '{NAME}'\nFOLDER = '{package}'" in output.read_text()
+    failing = run_pytest(output, {})
     assert failing.returncode == 1, failing.stdout
     assert "rule: over-report" in failing.stdout
     mended = run_pytest(output, {"KVTRAIL_CONNECTOR": "OffloadConnector"})

@@ -1,4 +1,4 @@
-"""Whether a store has as much room in the end as it had when it was new, and whether its workers give back what it evicts.
+"""Whether a store has the same capacity in the end as when it was new, and whether its workers give back what it evicts.
 
 A slot that nobody gives back and a lease that nobody ends make a store smaller, and neither shows in what a lookup claims or
 in what a request reads. So when nothing is left to do, prompts come that nobody has seen, one after the other; then they come
@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.judges.leftovers import stored_bytes
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Segment
-from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, OPTIONS
 from kvtrail.connector.simulate.workers.own_worker import OwnWorker
 
@@ -35,7 +35,7 @@ class Unserved(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Capacity:
     """How much of the prompts a store holds.
 
     Attributes:
@@ -58,7 +58,7 @@ def can_be_measured(scenario: Scenario) -> bool:
     return step >= SMALLEST_STEP and scenario.recompute
 
 
-def lost(stage: BareScheduler, run: Run, when_new: Callable[[bool], Room]) -> str | None:
+def lost(stage: BareScheduler, run: Run, when_new: Callable[[bool], Capacity]) -> str | None:
     """In words, how much room the store has lost; None if it has lost none. `when_new` is asked only if the store is full,
     as one with room for all of the prompts shows nothing, and gets whether they come again `at_once`.
 
@@ -81,7 +81,7 @@ def lost(stage: BareScheduler, run: Run, when_new: Callable[[bool], Room]) -> st
     )
 
 
-def measured_when_new(stage: BareScheduler, run: Run, *, at_once: bool) -> Room:
+def measured_when_new(stage: BareScheduler, run: Run, *, at_once: bool) -> Capacity:
     """The room of a store that has only been filled once before."""
     _offer(stage, run, "first")
     if not isinstance(stage.worker, OwnWorker):
@@ -89,28 +89,28 @@ def measured_when_new(stage: BareScheduler, run: Run, *, at_once: bool) -> Room:
     workers, caches = stage.worker.connectors, stage.worker.model.caches.values()
     came = PROMPTS * (TOKENS // min(stage.block_sizes)) * sum(cache.tensor[0].nbytes for cache in caches)
     before = stored_bytes(workers)
-    room = measured(stage, run, "room-0", at_once=at_once)
+    held = measured(stage, run, "room-0", at_once=at_once)
     filled = stored_bytes(workers)
-    room = replace(room, came=came, grown=filled - before)
-    if not_given_back(room) is None:
-        return room
+    held = replace(held, came=came, grown=filled - before)
+    if not_given_back(held) is None:
+        return held
     _offer(stage, run, "last")  # a store that is not filled by the first prompts alone is by now
-    return replace(room, grown=stored_bytes(workers) - filled)
+    return replace(held, grown=stored_bytes(workers) - filled)
 
 
-def not_given_back(room: Room) -> str | None:
+def not_given_back(held: Capacity) -> str | None:
     """In words, that the workers of a full store keep what is evicted; None if their memory has grown by less than half of
     what came."""
-    if not room.is_full or 2 * room.grown <= room.came:
+    if not held.is_full or 2 * held.grown <= held.came:
         return None
     return (
-        f"More prompts came than the connector holds, and then {PROMPTS} others of {TOKENS} tokens: {room.came:,} bytes of"
-        f" KV. Meanwhile the memory of its workers has grown by {room.grown:,} bytes. What the scheduler's side evicts, the"
+        f"More prompts came than the connector holds, and then {PROMPTS} others of {TOKENS} tokens: {held.came:,} bytes of"
+        f" KV. Meanwhile the memory of its workers has grown by {held.grown:,} bytes. What the scheduler's side evicts, the"
         " workers have to give back or to write over. These do neither, and run out of memory."
     )
 
 
-def measured(stage: BareScheduler, run: Run, name: str, *, at_once: bool = False) -> Room:
+def measured(stage: BareScheduler, run: Run, name: str, *, at_once: bool = False) -> Capacity:
     """How much of prompts with this name the store holds when all of them have come. With `at_once`, each comes again before
     the next one: a store may protect what was found more than once against what has only come once."""
     assert stage.calls is not None
@@ -129,7 +129,7 @@ def measured(stage: BareScheduler, run: Run, name: str, *, at_once: bool = False
     found = [answers.get(f"{name}-again-{n}", 0) for n in reversed(range(PROMPTS))]
     # Whatever comes behind the first one that is not found whole has less room, as that one is stored again.
     whole = next((n for n, each in enumerate(found) if each < found[0]), PROMPTS)
-    return Room(sum(found[: whole + 1]), is_full=whole < PROMPTS or not found[0])
+    return Capacity(sum(found[: whole + 1]), is_full=whole < PROMPTS or not found[0])
 
 
 def _offer(stage: BareScheduler, run: Run, name: str, *, at_once: bool = False) -> list[tuple[Segment, ...]]:

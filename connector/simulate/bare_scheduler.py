@@ -1,4 +1,4 @@
-"""The stage on which a scenario is played: vLLM's bare scheduler.
+"""An engine without a model, on which a scenario is played: vLLM's bare scheduler.
 
 The scheduler, its prefix cache, its preemptions and the connector's scheduler side are real. The model and the workers are
 fakes, so that it runs thousands of steps a second.

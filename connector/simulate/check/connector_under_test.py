@@ -16,7 +16,7 @@ BESIDE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ConnectorUnderTest:
     """A connector, traced.
 
     Attributes:
