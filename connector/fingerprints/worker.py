@@ -13,7 +13,7 @@ from functools import partial
 from kvtrail.connector.fingerprints.checksums import BlockChecksums
 from kvtrail.connector.fingerprints.fingerprint import Fingerprints
 from kvtrail.connector.fingerprints.judge import Judge, JudgeOne
-from kvtrail.connector.fingerprints.plan import COMPUTED, EMPTY_PLAN, Check, CheckPlan, HandedLoad
+from kvtrail.connector.fingerprints.plan import COMPUTED, Check, CheckPlan, HandedLoad
 from kvtrail.connector.fingerprints.reading import Readings
 from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import CheckResult, Results
@@ -80,7 +80,7 @@ class CheckWorker:
             or self._received
             or self._taken
         ):
-            self._begin(plan or EMPTY_PLAN)
+            self._begin(plan or CheckPlan())
         return bool(self._loads or self._async_loads or self._handed_over or self._judge.has_to_heal)
 
     def _begin(self, plan: CheckPlan) -> None:
