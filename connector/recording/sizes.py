@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import compress
 from typing import Any
 
-from kvtrail.connector.recording.ring import SIZED
+from kvtrail.connector.recording.ring import MAY_BE_LARGE
 
 MAX_ITEMS = 65_536
 """Items of a list: the blocks of a prompt of a million tokens."""
@@ -20,8 +21,7 @@ def bounded(kind: str, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], bool]:
     """The values of an event, with None for lists and bytes that are too large, and long texts cut; and whether anything is
     None for that."""
     small, left_out = list(values), False
-    for n in [n for n in SIZED[kind] if n < len(values)]:
-        value = values[n]
+    for n, value in compress(enumerate(values), MAY_BE_LARGE[kind]):
         if type(value) is str:
             small[n] = _cut(value)
         elif value is not None and _is_too_large(value):
