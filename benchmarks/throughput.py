@@ -23,6 +23,8 @@ from typing import Any
 
 import rounds
 
+from kvtrail.connector.recording.exporter import Exporter
+
 SIDES = ("OffloadConnector", "UntracedOffloadConnector")
 OFFLOADING = ("TracedOffloadingConnector", "OffloadingConnector")
 HOST = {"cpu_bytes_to_use": 1 << 24}
@@ -35,22 +37,12 @@ BLOCKS_EACH = 40
 """For each request that runs: more than it needs, so that nobody is preempted."""
 
 
-class NullExporter:
+class NullExporter(Exporter):
     """Drops what is recorded."""
 
-    endpoint = "nowhere"
-    is_kvtrail: bool | None = True
-    away: Any = None
-    """Nothing is refused here."""
-    refused: Mapping[Any, int] = {}
-    left: int | None = 0
-
-    def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None: ...
-
-    def send(self, events: Sequence[Any]) -> bool:
-        return True
-
-    def close(self) -> None: ...
+    def __init__(self) -> None:
+        super().__init__("nowhere")
+        self.is_kvtrail = True
 
 
 class MeasuringExporter(NullExporter):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress, repeat
 from operator import add, ge, itemgetter
 from typing import Any
@@ -21,6 +22,7 @@ from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED
 NULL_BLOCK = 0
 """vLLM's id of no block, in the place of one that a request has given back or never needed."""
 _LAST_64_BITS = itemgetter(slice(-8, None))
+_number = partial(int.from_bytes, byteorder="big")
 _NEVER = 1 << 62
 
 
@@ -285,7 +287,7 @@ class CheckScheduler:
         return checks
 
     def _checks_of_states_left(self, state: _RequestState, n: int, computed: int) -> list[Check]:
-        """Those of the recurrent states that the last step, which ended at `computed` tokens, has left where a boundary is."""
+        """Of the recurrent states that the last step, which ended at `computed` tokens, has left where a boundary is."""
         group, number = self._groups[n], computed // self._groups[n].unit
         if not group.keeps_states and computed % group.unit:
             return []
@@ -324,7 +326,10 @@ class CheckScheduler:
         group, table, hashes = self._groups[n], state.tables[n], state.request.block_hashes
         each, is_state = group.unit // self._hash_size, group.boundary > 0
         if is_state:
-            first, last = max(first, 1), min(last, len(hashes) // each + 1, len(table) * group.block_size // group.unit + 1)
+            first, last = (
+                max(first, 1),
+                min(last, len(hashes) // each + 1, len(table) * group.block_size // group.unit + 1),
+            )
             blocks = [table[(number * group.unit - 1) // group.block_size] for number in range(first, last)]
         else:
             last = min(last, len(table), len(hashes) // each)
@@ -346,4 +351,4 @@ class CheckScheduler:
 
 def _shortened(hashes: Sequence[bytes]) -> tuple[int, ...]:
     """The last 64 bits of each."""
-    return tuple(map(int.from_bytes, map(_LAST_64_BITS, hashes), repeat("big")))
+    return tuple(map(_number, map(_LAST_64_BITS, hashes)))

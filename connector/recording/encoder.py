@@ -14,6 +14,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from typing import Any
 
 from kvtrail import __version__
 from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of
@@ -110,7 +111,7 @@ def inside(parent_id: bytes) -> bytes:
     return field(4, parent_id)
 
 
-def _attribute(of: Attribute) -> Callable[[Value], bytes]:
+def _attribute(of: Attribute) -> Any:
     """What encodes the values of one attribute as fields of `Span`, and raises TypeError for a value of another type. Arrays,
     a block table or a prompt's hashes, are hardly ever seen twice: only other values are remembered."""
 

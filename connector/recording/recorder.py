@@ -32,15 +32,15 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.sampling import Sampler
 
 from kvtrail import __version__
-from kvtrail.connector.recording import death, environment, exporter
-from kvtrail.connector.recording.away import Away
+from kvtrail.connector.recording import environment, exporter
 from kvtrail.connector.recording.contexts import Contexts, RequestContext, root_ids
-from kvtrail.connector.recording.hashing import naming
-from kvtrail.connector.recording.idle import IdleRequests
-from kvtrail.connector.recording.plain import plain
+from kvtrail.connector.recording.exceptions import MOST_OF_A_DEATH, cause_of_death
+from kvtrail.connector.recording.idle_requests import IdleRequests
+from kvtrail.connector.recording.request_names import naming
 from kvtrail.connector.recording.ring import EVERYTHING, LARGE, EventTuple, Ring, bytes_of, numbers_of
-from kvtrail.connector.recording.sizes import MAX_TEXT, bounded
+from kvtrail.connector.recording.send_failures import SendFailure
 from kvtrail.connector.recording.transport import THREAD_NAME
+from kvtrail.connector.recording.values import MAX_TEXT, bounded, with_declared_types
 from kvtrail.connector.settings import QUEUE_MIB, Heartbeats, LevelSwitch
 from kvtrail.tracer.events import messages, semconv
 from kvtrail.tracer.events.losses import Lost
@@ -127,8 +127,8 @@ class Recorder:
         self._flushed = threading.Condition()
         self._flush_done = self._flush_asked = 0
         self._closing = False
-        self._warned_s: dict[Away, float] = {}
-        """When it was last logged that the receiver is away, by why."""
+        self._warned_s: dict[SendFailure, float] = {}
+        """When it was last logged that nothing can be sent, by why."""
         self._dropped_at_s = self._heartbeat_s = float("-inf")
         self._warned_no_listener = False
         self._connectors = 0
@@ -166,7 +166,9 @@ class Recorder:
             error = context.redacted(error)[: messages.MOST]
             size += len(error)
         if size > MAX_TEXT:
-            values = self._bounded(kind, values)
+            values, is_left_out = bounded(kind, values)
+            if is_left_out:  # counted, and unknown
+                self.leave_out(kind, None)
             size = bytes_of(kind, values) + LARGE
         sequence, number = next(self._numbers), next(context.sequence)
         event = (kind, source, context.identity, sequence, number, context.epoch, start_ns, end_ns, error, values)
@@ -279,7 +281,7 @@ class Recorder:
         """Send what is left, for `timeout_s` at most, and stop. A second call does nothing."""
         if self._closing:
             return
-        self._die_of(death.cause_of(death.of_process()))
+        self._die_of(cause_of_death())
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -290,14 +292,7 @@ class Recorder:
     def _die_of(self, error: str | None) -> None:
         """Note what the end record says of an exception; the first one counts."""
         if error is not None and self._ended_by is None:
-            self._ended_by = self.contexts.redacted(error)[: death.MOST]
-
-    def _bounded(self, kind: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The values without what is too large for a span; that is counted, and unknown."""
-        small, left_out = bounded(kind, values)
-        if left_out:
-            self.leave_out(kind, None)
-        return small
+            self._ended_by = self.contexts.redacted(error)[:MOST_OF_A_DEATH]
 
     # Everything below runs on the recorder's own thread.
 
@@ -343,7 +338,7 @@ class Recorder:
             try:
                 sent = self._exporter.send(events)
             except Exception:
-                self._make_plain(events)
+                self._convert(events)
                 sent = not events or self._exporter.send(events)
         except Exception:
             logger.exception("kvtrail: %d events could not be encoded and are lost", _numbers(events))
@@ -354,15 +349,15 @@ class Recorder:
         now_s = time.monotonic()
         if sent:
             self._log_dropped(now_s)
-        elif now_s - self._warned_s.get(away := self._exporter.away, float("-inf")) > WARN_EVERY_S:
-            self._warned_s[away] = now_s
+        elif now_s - self._warned_s.get(failure := self._exporter.failure, float("-inf")) > WARN_EVERY_S:
+            self._warned_s[failure] = now_s
             logger.warning(
                 "kvtrail: no tracer answers at %s%s; %d events wait, %d were dropped. The engine goes on undisturbed. %s",
                 self.endpoint,
-                away.why,
+                failure.why,
                 len(self._ring.waiting) + len(events),
                 self.dropped,
-                away.advice,
+                failure.advice,
             )
         return sent
 
@@ -383,12 +378,12 @@ class Recorder:
         self._given_up[Lost.UNSENT] += left
         self._sent += _numbers(batch) - left
 
-    def _make_plain(self, events: list[EventTuple]) -> None:
-        """Make plain what is odd in these events, and leave out those that cannot be recorded."""
+    def _convert(self, events: list[EventTuple]) -> None:
+        """Convert what is odd in these events, and leave out those that cannot be recorded."""
         readable = []
         for event in events:
-            if (as_plain := plain(event)) is not None:
-                readable.append(as_plain)
+            if (converted := with_declared_types(event)) is not None:
+                readable.append(converted)
             else:
                 self.leave_out(str(event[0]), None)  # its number is missing
         events[:] = readable

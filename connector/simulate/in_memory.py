@@ -9,8 +9,8 @@ from typing import Any
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from kvtrail.connector.recording import recorder
-from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.encoder import Encoder, in_minute
+from kvtrail.connector.recording.exporter import Exporter
 from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import CLASSES, FIELDS, STEP_FIELDS, Event, place
@@ -24,16 +24,12 @@ _HEARTBEAT = FIELDS[semconv.Kind.HEARTBEAT]
 _STEP = place(semconv.Kind.HEARTBEAT, "scheduler_step")
 
 
-class InMemoryExporter:
+class InMemoryExporter(Exporter):
     """Holds what one recorder exports, in its order."""
 
-    endpoint = "memory"
-    is_kvtrail: bool | None = True
-    away = Away.UNKNOWN
-    refused: Mapping[Any, int] = {}
-    left: int | None = 0
-
     def __init__(self) -> None:
+        super().__init__("memory")
+        self.is_kvtrail = True
         self._held: list[EventTuple] = []
         self._sealed = False
         self._common: dict[tuple[bytes, Identity], dict[str, Any]] = {}

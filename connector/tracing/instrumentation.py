@@ -18,9 +18,8 @@ from time import monotonic, monotonic_ns
 from typing import Any, TypeVar
 
 from kvtrail.connector.known.probe import NO_PROBE, Probe
-from kvtrail.connector.recording import death
 from kvtrail.connector.recording.contexts import RequestContext
-from kvtrail.connector.recording.messages import located
+from kvtrail.connector.recording.exceptions import cause_of_death, located
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.reading import ids_in
 from kvtrail.tracer.events.semconv import Kind
@@ -130,7 +129,7 @@ class Instrumentation:
         """After `shutdown`; vLLM calls it while it handles the `error` that the engine dies of, if it does."""
         if not self._is_shut_down:
             self._is_shut_down = True
-            self._recorder.leave(FLUSH_S, ended_by=death.cause_of(error or death.of_process()))
+            self._recorder.leave(FLUSH_S, ended_by=cause_of_death(error))
 
     def temporary(self, connector: Any) -> Mapping[str, int]:
         """What the probe counts that must be 0 when no request is left."""

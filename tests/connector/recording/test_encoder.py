@@ -122,7 +122,7 @@ def test_values_are_forgotten_before_they_fill_the_memory() -> None:
             )
         )
     (remembered,) = encoder._kinds[Kind.CACHE_RESET.value][1]
-    assert len(remembered) <= 8192
+    assert remembered.cache_info().currsize <= 8192
 
 
 def test_what_concerns_no_request_is_in_a_trace_of_its_minute() -> None:

@@ -13,7 +13,7 @@ from memory import MemoryTransport, a_recorder, a_request
 from processes import SLOW_S
 
 from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
-from kvtrail.connector.recording.messages import message
+from kvtrail.connector.recording.exceptions import message
 from kvtrail.connector.settings import Guard
 from kvtrail.connector.tracing.instrumentation import MAX_PROBE_FAILURES
 from kvtrail.connector.tracing.scheduler_side import ContractBreach, SchedulerInstrumentation
