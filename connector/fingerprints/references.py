@@ -13,7 +13,7 @@ import numpy as np
 
 from kvtrail.connector.fingerprints.bloom_filter import BloomFilter
 from kvtrail.connector.fingerprints.fingerprint import MAX_COMMON_GROUPS, OWN_BITS, Array, equal_groups
-from kvtrail.connector.fingerprints.mismatch import CONTAMINATED, UNKNOWN, ZEROS, Holds, Match, Origin
+from kvtrail.connector.fingerprints.result import CONTAMINATED, UNKNOWN, ZEROS, Holds, Match, Origin
 from kvtrail.tracer.events import ids
 
 BUCKETS, WAYS = 1 << 17, 8

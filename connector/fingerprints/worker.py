@@ -45,7 +45,7 @@ class CheckWorker:
         """
         self._checksums, self._fill_with_zeros = checksums, fill_with_zeros
         self._sees_partial = all(each.sees_partial for each in fingerprints.values())
-        self._results = Results(fingerprints, report)
+        self._results = Results(report)
         self._judge = Judge(
             references,
             self._results,
@@ -103,7 +103,7 @@ class CheckWorker:
         for recheck in rechecks:
             numbers = {block.number for block, _ in recheck.mismatches}
             check = recheck.check.only([number in numbers for number in recheck.check.numbers])
-            self._read([check], self._judge.rechecked(recheck), each=True)
+            self._read([check], partial(self._judge.judge_again, recheck), each=True)
         self._check_before(plan.before)
         if plan.states:
             self._read(plan.states, self._judge.before_step())
@@ -189,7 +189,7 @@ class CheckWorker:
     def _take(self, loads: Sequence[Check], *, read: bool) -> None:
         """Read loaded blocks, which `conclude` judges; a forward pass may have `read` them."""
         self._taken += loads
-        judge = self._judge.loaded(self._reported, read)
+        judge = partial(self._judge.judge_loaded, self._reported, read)
         self._read(loads, judge, excluded=self._reported)
 
     def _read(
@@ -212,4 +212,4 @@ class CheckWorker:
         for request_id in plan.ended:
             self._async_loads.pop(request_id, None)
             self._handed_over.pop(request_id, None)
-            self._readings.call_after_batches(partial(self._results.flush_requests, [request_id]))
+            self._readings.call_after_batches(partial(self._results.flush_request, request_id))

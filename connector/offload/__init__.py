@@ -172,22 +172,6 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         per_block = group.block_size // self._config.hash_size
         return [hashes[(place + 1) * per_block - 1] for place in places]
 
-    def last_keys(self) -> tuple[str, ...]:
-        """Keys of the chunks that the last lookup matched."""
-        return self._scheduler.last_keys()
-
-    def held_keys(self) -> list[bytes]:
-        """Keys of all the chunks that host memory holds."""
-        return self._scheduler.held_keys()
-
-    def held_bytes(self) -> int | None:
-        """Bytes of the chunks that host memory holds, on each worker; None on a worker, which does not know it."""
-        return self._scheduler.held_bytes() if self.role is KVConnectorRole.SCHEDULER else None
-
-    def still_held(self, keys: Sequence[bytes]) -> tuple[str, ...]:
-        """Those of these keys with chunks that are held, as they are recorded."""
-        return self._scheduler.still_held(keys)
-
     def take_evicted(self) -> list[tuple[str, int, int, str | None]]:
         """The chunks that left host memory since the last call: key, tokens and bytes of each, and the request that pushed it
         out."""

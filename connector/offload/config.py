@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from kvtrail.connector.offload.groups import Group, Kind, group_of
+from kvtrail.connector.vllm_version import hash_size
 
 DEFAULT_CHUNK_SIZE = 256
 DEFAULT_HOST_BYTES = 4 * 1024**3
@@ -128,14 +129,6 @@ def from_vllm(vllm_config: Any, kv_cache_config: Any) -> OffloadConfig:
         )
     return OffloadConfig.read(
         vllm_config.kv_transfer_config.kv_connector_extra_config or {},
-        hash_size=_hash_size(vllm_config, kv_cache_config),
+        hash_size=hash_size(vllm_config, kv_cache_config),
         groups=known,
     )
-
-
-def _hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
-    try:
-        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
-    except ImportError:  # an older vLLM, in which all groups have one size
-        return int(vllm_config.cache_config.block_size)
-    return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])

@@ -24,12 +24,12 @@ from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.reading import hit_sources
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
+from kvtrail.connector.vllm_version import hash_size
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.semconv import Kind
 
 if TYPE_CHECKING:
-    from kvtrail.connector.fingerprints.mismatch import Holds
-    from kvtrail.connector.fingerprints.result import CheckResult
+    from kvtrail.connector.fingerprints.result import CheckResult, Holds
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -132,7 +132,7 @@ class SchedulerChecks(BlockChecks):
         self._block_size = groups_of(vllm_config, kv_cache_config)[0].block_size
         self._scheduler = CheckScheduler(
             groups_of(vllm_config, kv_cache_config),
-            hash_size=_hash_size(vllm_config, kv_cache_config),
+            hash_size=hash_size(vllm_config, kv_cache_config),
             held=HELD[settings.checked_bytes],
             identity=identity_of,
         )
@@ -259,9 +259,9 @@ class WorkerChecks(BlockChecks):
     def _on_kv_caches(self, result: Any, kv_caches: dict[str, Any]) -> None:
         from vllm.distributed import kv_transfer
 
-        from kvtrail.connector.fingerprints.caches import fill_with_zeros
         from kvtrail.connector.fingerprints.references import References
         from kvtrail.connector.fingerprints.worker import CheckWorker
+        from kvtrail.connector.kv_layout import fill_with_zeros
 
         if kv_transfer.has_kv_transfer_group() and kv_transfer.get_kv_transfer_group() is not self._connector:
             return  # another connector's child
@@ -446,9 +446,9 @@ def groups_of(vllm_config: Any, kv_cache_config: Any) -> list[Group]:
     )
     if kv_cache_config is None or spread > 1:
         return []
-    hash_size = _hash_size(vllm_config, kv_cache_config)
+    size_of_hash = hash_size(vllm_config, kv_cache_config)
     groups = [
-        _group_of(number, group.kv_cache_spec, hash_size)
+        _group_of(number, group.kv_cache_spec, size_of_hash)
         for number, group in enumerate(kv_cache_config.kv_cache_groups)
     ]
     return [group for group in groups if group is not None]
@@ -485,15 +485,6 @@ def _receives(transfer: Any) -> bool:
     names = (transfer.kv_connector, *(child.get("kv_connector") for child in children))
     known = (by_name(str(name).removeprefix("Traced")) for name in names)
     return any(each is not None and Capability.RECEIVES_ONCE in each.capabilities for each in known)
-
-
-def _hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
-    """Tokens of a hash of vLLM's requests."""
-    try:
-        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
-    except ImportError:  # an older vLLM, in which all groups have one size
-        return int(vllm_config.cache_config.block_size)
-    return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
 
 
 def _short(number: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from kvtrail.connector.known.probe import Evicted, Planned, ProbeEvent, Seen
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.tracing.peers import as_recorded
+from kvtrail.connector.tracing.handoffs import as_recorded
 from kvtrail.connector.tracing.reading import ids_in
 from kvtrail.connector.tracing.steps import run_of
 from kvtrail.tracer.events.bounded import BoundedDict

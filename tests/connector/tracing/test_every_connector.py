@@ -42,8 +42,8 @@ from vllm.v1.request import Request, RequestStatus
 from kvtrail import connector
 from kvtrail.connector import faults, registration
 from kvtrail.connector.known.probe import Probe, probe_for
-from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.exceptions import without_place
+from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.traced import BINDING, WATCHED, Tracing, TracingHMA, traced
 from kvtrail.tracer.events import semconv

@@ -1,4 +1,4 @@
-"""How the blocks of KV caches lie in memory."""
+"""How the blocks of KV caches lie in memory. Needs torch: only workers import it."""
 
 from __future__ import annotations
 
