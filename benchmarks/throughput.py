@@ -225,7 +225,7 @@ def engine(folder: Path, count: int, layers: int) -> None:
     generated_by: dict[str, dict[str, list[int]]] = {}
     jobs = workload.shared_prefixes()
     traced, plain = map(resolve, SIDES)
-    overridden = {name for mixin in (Tracing, TracingHMA) for name in vars(mixin) if hasattr(plain, name)}
+    overridden = {name for base in (traced, Tracing, TracingHMA) for name in vars(base) if hasattr(plain, name)}
     calls_plain = {name: getattr(plain, name) for name in overridden if callable(getattr(plain, name))}
     kinds = {SIDES[0]: traced, SIDES[1]: type("Plain", (traced,), calls_plain)}  # the same layout, the plain methods
     for number in range(count + 1):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 from opentelemetry.sdk.environment_variables import (
     OTEL_BSP_MAX_QUEUE_SIZE,
@@ -38,7 +38,6 @@ from kvtrail.connector.recording.exceptions import MOST_OF_A_DEATH, cause_of_dea
 from kvtrail.connector.recording.idle_requests import IdleRequests
 from kvtrail.connector.recording.request_names import naming
 from kvtrail.connector.recording.ring import EVERYTHING, LARGE, EventTuple, Ring, bytes_of, numbers_of
-from kvtrail.connector.recording.send_failures import SendFailure
 from kvtrail.connector.recording.transport import THREAD_NAME
 from kvtrail.connector.recording.values import MAX_TEXT, bounded, with_declared_types
 from kvtrail.connector.settings import QUEUE_MIB, Heartbeats, LevelSwitch
@@ -54,22 +53,12 @@ loses its caches, so a few large batches cost it less than many small ones."""
 MAX_ROWS = 2048
 """Of an event: a row takes 200 bytes where ids are as long as they may be, and the blocks that the step adds to it."""
 _EPOCH, _SAMPLED, _NAME, _SEQUENCE = map(attrgetter, ("epoch", "sampled", "name", "sequence"))
-_CUT_OFF = Kind.CUT_OFF.value
+_NAMES: dict[str, str] = {kind: kind.value for kind in Kind}
+"""Reading an enum's value takes five times as long."""
 HEARTBEAT_S = 5.0
 WARN_EVERY_S = 60.0
 LEAST_OFFSET_NS = 10**9
 """By how much the wall clock must have moved to be recorded."""
-
-
-class Spare(Protocol):
-    """How long a scheduler has had the means to run one more request, whether it is paused, and how many it runs."""
-
-    @property
-    def total_ns(self) -> int: ...
-    @property
-    def is_paused(self) -> bool | None: ...
-    @property
-    def running(self) -> int | None: ...
 
 
 class Recorder:
@@ -80,7 +69,7 @@ class Recorder:
         level: how much is recorded.
         steps: scheduling steps so far; None on a worker.
         probes_off: the connectors with a probe that is switched off, in order.
-        spare: how long the scheduler has had spare capacity; None where it is not seen.
+        spare: a `tracing.spare.SpareCapacity`: how long the scheduler has had spare capacity; None where it is not seen.
         holders: asked on the recorder's own thread how many bytes each connector holds; None where it does not know.
     """
 
@@ -92,7 +81,7 @@ class Recorder:
         self.engine_id = engine_id
         self.level = LevelSwitch()
         self.steps: int | None = None
-        self.spare: Spare | None = None
+        self.spare: Any = None
         limit = environment.number(OTEL_BSP_MAX_QUEUE_SIZE, 65_536)
         self._ring = Ring(limit, queue_bytes)
         self._append, self._numbers = self._ring.waiting.append, self._ring.numbers
@@ -111,7 +100,7 @@ class Recorder:
         launch = str(resource.get(semconv.LAUNCH.key, ""))
         self.contexts = Contexts(engine_id, _sampler(), launch=launch, sampled_only=sampled_only, name=naming())
         self._heartbeats = Heartbeats(resource.get(semconv.HEARTBEATS.key, Heartbeats.AUTO))
-        self._no_request = RequestContext("", start_ns=0, root=root_ids(engine_id, self.id), parent=None, sampled=True)
+        self._no_request = RequestContext("", "", root_ids(engine_id, self.id))
         self._exporter = out
         self._base_ns = time.time_ns() - time.monotonic_ns()
         """What makes Unix time of the monotonic clock. It stays as it is: where the wall clock jumps, events do not."""
@@ -127,10 +116,9 @@ class Recorder:
         self._flushed = threading.Condition()
         self._flush_done = self._flush_asked = 0
         self._closing = False
-        self._warned_s: dict[SendFailure, float] = {}
-        """When it was last logged that nothing can be sent, by why."""
-        self._dropped_at_s = self._heartbeat_s = float("-inf")
-        self._warned_no_listener = False
+        self._logged_s: dict[object, float] = {}
+        """When each kind of trouble was last logged."""
+        self._heartbeat_s = float("-inf")
         self._connectors = 0
         self._leaving = False
         self._end_record_at: int | None = None
@@ -161,6 +149,7 @@ class Recorder:
             context = self._no_request
         elif not context.recorded:
             return
+        kind = _NAMES[kind]
         size = bytes_of(kind, values)
         if error is not None:
             error = context.redacted(error)[: messages.MOST]
@@ -346,11 +335,9 @@ class Recorder:
             return True
         # Of a batch that is not done, the refused ones count now, and the others once it is.
         self._sent += (_numbers(events) if sent else 0) - (self._refused() - refused)
-        now_s = time.monotonic()
         if sent:
-            self._log_dropped(now_s)
-        elif now_s - self._warned_s.get(failure := self._exporter.failure, float("-inf")) > WARN_EVERY_S:
-            self._warned_s[failure] = now_s
+            self._log_dropped()
+        elif self._may_log(failure := self._exporter.failure):
             logger.warning(
                 "kvtrail: no tracer answers at %s%s; %d events wait, %d were dropped. The engine goes on undisturbed. %s",
                 self.endpoint,
@@ -364,11 +351,19 @@ class Recorder:
     def _refused(self) -> int:
         return sum(self._exporter.refused.values())
 
-    def _log_dropped(self, now_s: float) -> None:
-        """Events are sent again: the log says which were not, once a minute at most."""
+    def _may_log(self, what: object, every_s: float = WARN_EVERY_S) -> bool:
+        """Whether this was not logged for so long; it will be now, then."""
+        now_s = time.monotonic()
+        is_due = now_s - self._logged_s.get(what, float("-inf")) > every_s
+        if is_due:
+            self._logged_s[what] = now_s
+        return is_due
+
+    def _log_dropped(self) -> None:
+        """Events are sent again: the log says which were not."""
         dropped = self.dropped
-        if dropped != self._dropped_logged and now_s - self._dropped_at_s > WARN_EVERY_S:
-            self._dropped_logged, self._dropped_at_s = dropped, now_s
+        if dropped != self._dropped_logged and self._may_log("dropped"):
+            self._dropped_logged = dropped
             reasons = ", ".join(f"{why} {count}" for why, count in self.dropped_by.items())
             logger.warning("kvtrail: %d events were dropped so far (%s); later ones arrive.", dropped, reasons)
 
@@ -415,14 +410,13 @@ class Recorder:
         recorded = self._sent + dropped  # before the requests' own numbers are read, which go on meanwhile
         idle = None if self.steps is None else self._idle.select(self.contexts.events())
         ended_by = self._ended_by if closing else None
-        spare, paused, running = (None, None, None)
-        if self.spare is not None:
-            spare, paused, running = self.spare.total_ns, self.spare.is_paused or None, self.spare.running
+        spare = self.spare
+        spare_ns, paused, running = (spare.total_ns, spare.is_paused or None, spare.running) if spare else (None,) * 3
         held = self._held_bytes()
         reasons = tuple(f"{why}:{count}" for why, count in self.dropped_by.items()) or None
-        of_scheduler = (spare, paused, reasons, running)
+        of_scheduler = (spare_ns, paused, reasons, running)
         values = (recorded, dropped, closing, *losses, *(idle or (None, None)), ended_by, held, *of_scheduler)
-        self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, values)
+        self.record(Kind.HEARTBEAT, b"", None, at_ns, at_ns, values)
         events = self._ring.take(BATCH)
         if closing:
             self._end_record_at = self._ring.next
@@ -440,8 +434,7 @@ class Recorder:
             return self._heartbeats is Heartbeats.SPANS
         if self._exporter.is_kvtrail is None:
             self._send([])
-        if self._exporter.is_kvtrail is False and not self._warned_no_listener:
-            self._warned_no_listener = True
+        if self._exporter.is_kvtrail is False and self._may_log("no heartbeats", float("inf")):
             logger.info(
                 "kvtrail sends no heartbeats: the receiver at %s is not kvtrail. If kvtrail is behind it, as behind a"
                 " Collector, set KVTRAIL_HEARTBEATS=spans, or it cannot distinguish an idle engine from a dead one.",
@@ -454,7 +447,7 @@ class Recorder:
         begun = self.contexts.begun()
         for each in begun:
             values = (semconv.CUT_OFF, getattr(each.request, "num_prompt_tokens", None))
-            self.record(_CUT_OFF, each.source or b"", each, each.start_ns, time.monotonic_ns(), values)
+            self.record(Kind.CUT_OFF, each.source or b"", each, each.start_ns, time.monotonic_ns(), values)
             self.contexts.end(each)
         return bool(begun)
 

@@ -22,7 +22,6 @@ MAX_DELAY_NS = 10**9
 """How long they wait at most, while there are steps."""
 RESYNC_NS = 600 * 10**9
 """After how long all that the cache holds is recorded again, for a sidecar that started later."""
-_CACHE = Kind.PREFIX_CACHE.value
 _GROUP = slice(HASH_BYTES, None)
 """Where a chunk's key has the number of its KV cache group, if there are several."""
 Scope = tuple[int | None, str | None, str | None]
@@ -64,7 +63,7 @@ class CacheEvents:
         self._resync_ns = 0
         self._pending.clear()
         ((_, tier, _), _), *_ = self._parts(())
-        self._recorder.record(_CACHE, source, None, at_ns, at_ns, (None, None, None, step, None, tier, None))
+        self._recorder.record(Kind.PREFIX_CACHE, source, None, at_ns, at_ns, (None, None, None, step, None, tier, None))
 
     def _follow(self) -> None:
         """Follow the cache from now on, if it is not followed yet."""
@@ -91,7 +90,7 @@ class CacheEvents:
             for first in range(0, max(len(some), 1), MAX_PER_EVENT):
                 runs, keys = _runs(some[first : first + MAX_PER_EVENT])
                 values = (runs, self._hashes(keys), group, step, whole, tier, request)
-                self._recorder.record(_CACHE, source, None, at_ns, at_ns, values)
+                self._recorder.record(Kind.PREFIX_CACHE, source, None, at_ns, at_ns, values)
                 whole = None
 
 

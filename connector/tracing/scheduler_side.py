@@ -24,7 +24,7 @@ from kvtrail.connector.tracing.block_hashes import BlockHashes
 from kvtrail.connector.tracing.cache_events import CacheEvents, StoreEvents
 from kvtrail.connector.tracing.holdings import Holdings
 from kvtrail.connector.tracing.identity import Adapters, identity_of
-from kvtrail.connector.tracing.instrumentation import KIND_NAMES, Instrumentation, fail_open
+from kvtrail.connector.tracing.instrumentation import Instrumentation, fail_open
 from kvtrail.connector.tracing.plans import Plans
 from kvtrail.connector.tracing.prefix_cache import PrefixCacheEvents, can_be_followed
 from kvtrail.connector.tracing.reading import hit_sources, ids_in, ids_of_step
@@ -130,9 +130,7 @@ class SchedulerInstrumentation(Instrumentation):
             identity = (identity_of(request), seen, self._adapters.recorded(request, self._not_recorded))
             values = (request.num_tokens, limit, self._step, priority or None, *hashes, *identity)
             start_ns = context.start_ns
-            self._recorder.record(
-                KIND_NAMES[Kind.REQUEST_START], self.source, context, start_ns, monotonic_ns(), values
-            )
+            self._recorder.record(Kind.REQUEST_START, self.source, context, start_ns, monotonic_ns(), values)
             if getattr(request, "kv_transfer_params", None):
                 self._record_taken(request, context)
 
@@ -170,7 +168,7 @@ class SchedulerInstrumentation(Instrumentation):
                     self.on_request_start(request)
                 rest = (refused, keys, self._step, *self._hashes.since(context, request))
                 values = (total, computed, matched, returned, True if is_async else False, cached, *rest)  # noqa: SIM210 - faster
-                self._recorder.record(KIND_NAMES[Kind.LOOKUP], self._call_source, context, start_ns, end_ns, values)
+                self._recorder.record(Kind.LOOKUP, self._call_source, context, start_ns, end_ns, values)
         except Exception:
             self._not_recorded(Kind.LOOKUP, ids_in((request,)))
         if refused is not None and self._guard is Guard.RAISE:
@@ -222,7 +220,7 @@ class SchedulerInstrumentation(Instrumentation):
         sources = hit_sources(connector, request, external) if external and error is None else None
         values = (request.num_tokens, external, count, table, by_group, None, None, sources, self._step)
         if error is None:
-            self._recorder.record(KIND_NAMES[Kind.ALLOC], self._call_source, context, start_ns, monotonic_ns(), values)
+            self._recorder.record(Kind.ALLOC, self._call_source, context, start_ns, monotonic_ns(), values)
         else:
             self._record_error(Kind.ALLOC, self._call_source, context, start_ns, values, error)
 
@@ -358,9 +356,7 @@ class SchedulerInstrumentation(Instrumentation):
             except Exception:  # an end without its numbers is an end all the same
                 self._not_recorded(Kind.REQUEST, (), gap=False)
                 values = _END_UNKNOWN
-            self._recorder.record(
-                KIND_NAMES[Kind.REQUEST], self.source, context, context.start_ns, monotonic_ns(), values
-            )
+            self._recorder.record(Kind.REQUEST, self.source, context, context.start_ns, monotonic_ns(), values)
             self._recorder.contexts.end(context, delayed=delayed)
 
     @fail_open(Kind.HANDOFF)
@@ -436,14 +432,14 @@ class SchedulerInstrumentation(Instrumentation):
         try:
             cache.flush(self.source, self._step, at_ns, can_wait=can_wait)
         except Exception:
+            with suppress(Exception):
+                cache.stop(self.source, self._step, at_ns)
             if cache is self._store:
                 self._store, self._records_caches = None, False
                 self._probe_failed("contents")
             else:
                 self._prefix_cache = None
                 self._not_recorded(Kind.PREFIX_CACHE, ())
-            with suppress(Exception):
-                cache.stop(self.source, self._step, at_ns)
 
 
 def _matched(answer: tuple[Any, bool | None]) -> tuple[int | None, bool | None]:

@@ -127,15 +127,6 @@ class Tracing:
         self._kvtrail_scheduler.on_alloc(self, request, blocks, num_external_tokens, start_ns)
         return result
 
-    def build_connector_meta(self, scheduler_output: Any) -> Any:
-        try:
-            metadata = self._kvtrail_plain.build_connector_meta(self, scheduler_output)
-        except Exception as error:
-            self._kvtrail.on_call_error("build_connector_meta", monotonic_ns(), error)
-            raise
-        self._kvtrail_scheduler.on_step(self, scheduler_output, metadata)
-        return metadata
-
     def update_connector_output(self, connector_output: Any) -> Any:
         instrumentation, out = self._kvtrail_scheduler, connector_output
         ended = instrumentation.ended_transfers(self, out) if instrumentation.sees_ends else ()
@@ -154,16 +145,6 @@ class Tracing:
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
         return self._kvtrail_finish(request, "request_finished", block_ids)
-
-    def reset_cache(self) -> bool | None:
-        start_ns = monotonic_ns()
-        try:
-            succeeded: bool | None = self._kvtrail_plain.reset_cache(self)
-        except Exception as error:
-            self._kvtrail.on_call_error("reset_cache", start_ns, error)
-            raise
-        self._kvtrail_scheduler.on_reset(succeeded)
-        return succeeded
 
     def shutdown(self) -> Any:
         start_ns, dies_of = monotonic_ns(), sys.exc_info()[1]
@@ -234,6 +215,8 @@ def traced(cls: type, *, name: str | None = None) -> type:
         probe.load_call: lambda self, start_ns, *_: self._kvtrail_worker.on_copy(Kind.LOAD, self, start_ns),
         probe.store_call: lambda self, start_ns, *_: self._kvtrail_worker.on_copy(Kind.STORE, self, start_ns),
         **dict.fromkeys(probe.report_calls, lambda self, _, report, *__: self._kvtrail_worker.on_report(self, report)),
+        "build_connector_meta": lambda self, _, plan, output: self._kvtrail_scheduler.on_step(self, output, plan),
+        "reset_cache": lambda self, start_ns, succeeded: self._kvtrail_scheduler.on_reset(succeeded),
         binding: lambda self, start_ns, result, bound: self._kvtrail_scheduler.on_pool_bound(bound),
     }
     for call, record in recorded.items():
@@ -262,7 +245,7 @@ def _instrumentation(
         semconv.RANK.key: vllm_config.parallel_config.rank if role.name == "WORKER" else 0,
     }
     probe = probe_for(plain)
-    if (chunk_size := _chunk_size(probe, connector)) is not None:
+    if chunk_size := _read("the chunk size", lambda: (size := probe.chunk_size(connector)) and index(size)):
         source[semconv.CHUNK_SIZE.key] = chunk_size
     resource, missing = _resource(plain, vllm_config, kv_cache_config), unsupported(probe)
     if missing:
@@ -352,22 +335,12 @@ def _nothing(connector: Any, gpu_block_pool: Any) -> None:
     """A method that the connector class does not have, though vLLM calls it where there is one."""
 
 
-def _chunk_size(probe: Probe, connector: Any) -> int | None:
+def _read(what: str, read: Callable[[], Any]) -> Any:
+    """What another vLLM or connector may call differently; None if it cannot be read."""
     try:
-        size = probe.chunk_size(connector)
-        return None if size is None else index(size)
+        return read()
     except Exception:
-        logger.exception("kvtrail: the chunk size of %s cannot be read and is left out", type(connector).__name__)
-        return None
-
-
-def _groups_declared(kv_cache_config: Any, spread: int) -> str | None:
-    try:
-        return cache_groups.declaration(groups_in(kv_cache_config, spread))
-    except Exception:
-        logger.exception(
-            "kvtrail: the KV cache groups cannot be read: rules about blocks are unknown for several of them"
-        )
+        logger.exception("kvtrail: %s cannot be read: what follows from it is unknown", what)
         return None
 
 
@@ -389,7 +362,9 @@ def _resource(cls: type, vllm_config: Any, kv_cache_config: Any) -> dict[str, An
         semconv.SERVED_MODEL.key: getattr(vllm_config.model_config, "served_model_name", None),
         semconv.ENGINE_VERSION.key: vllm.__version__,
         semconv.POOL_BLOCKS.key: getattr(kv_cache_config, "num_blocks", None),
-        semconv.GROUPS.key: _groups_declared(kv_cache_config, int(spread)),
+        semconv.GROUPS.key: _read(
+            "the KV cache groups", lambda: cache_groups.declaration(groups_in(kv_cache_config, int(spread)))
+        ),
         semconv.MAX_BATCHED.key: getattr(scheduler, "max_num_batched_tokens", None),
         semconv.MAX_SEQUENCES.key: getattr(scheduler, "max_num_seqs", None),
         semconv.MAX_LENGTH.key: getattr(vllm_config.model_config, "max_model_len", None),

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvtrail.connector.known.probe import Moved
 from kvtrail.connector.tracing.handoffs import as_recorded
-from kvtrail.connector.tracing.instrumentation import KIND_NAMES, Instrumentation, fail_open
+from kvtrail.connector.tracing.instrumentation import Instrumentation, fail_open
 from kvtrail.connector.tracing.plans import CALLERS
 from kvtrail.tracer.events.semconv import Kind
 
@@ -44,4 +44,4 @@ class WorkerInstrumentation(Instrumentation):
     def _record_copy(self, moved: Moved, kind: Kind, start_ns: int, end_ns: int) -> None:
         request_id, *values = moved
         context = self._recorder.contexts.of_id(request_id)
-        self._recorder.record(KIND_NAMES[kind], self.source, context, start_ns, end_ns, (*values, None))
+        self._recorder.record(kind, self.source, context, start_ns, end_ns, (*values, None))

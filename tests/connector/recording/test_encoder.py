@@ -114,7 +114,7 @@ def test_span_ids_are_unique_and_the_root_is_the_parent() -> None:
 
 def test_values_are_forgotten_before_they_fill_the_memory() -> None:
     encoder = Encoder({}, 1, 0)
-    context = RequestContext("r", start_ns=0, root=root_ids("e", "r"), parent=None, sampled=True)
+    context = RequestContext("r", "r", root_ids("e", "r"))
     for number in range(20_000):
         list(
             encoder.requests(
