@@ -71,6 +71,7 @@ class CheckScheduler:
         """
         self._groups = groups
         self._hash_size = hash_size
+        self._hashes_each = [group.unit // hash_size for group in groups]
         self._held = held
         self._identity = identity
         self._random = random.Random(0)
@@ -158,7 +159,8 @@ class CheckScheduler:
         self._ends.update(zip(ids, map(add, computed, map(scheduled.__getitem__, ids)), strict=True))
         checks += self._left
         if self._frees_blocks:
-            self._drop(plan, self._written(output))
+            if written := self._written(output):
+                self._drop(plan, written)
             self._last_scheduled = scheduled
         if zeroed := getattr(output, "new_block_ids_to_zero", None):
             self._drop(plan, {*zeroed})  # vLLM fills these with zeros before anybody can read them
@@ -233,13 +235,15 @@ class CheckScheduler:
         """The request loads what comes after `computed` tokens, and another engine has the checksums of it. The last
         block may be partly filled: nobody writes to it before the load is compared."""
         (group,), (table,), hashes = self._groups, state.tables, state.request.block_hashes
-        each = group.block_size // self._hash_size
+        each = self._hashes_each[0]
         numbers = range(-(-computed // group.block_size), min(-(-end // group.block_size), len(table)))
         known = tuple(number for number in numbers if number in handed_over.checksums)
         if known:
             short = _shortened(hashes[each - 1 :: each])
             chosen = tuple(short[number] if number < len(short) else 0 for number in known)
-            check = self._check(state, LOADED, 0, known, tuple(table[number] for number in known), chosen)
+            blocks = tuple(table[number] for number in known)
+            request_id, partial = state.request.request_id, state.partial[0]
+            check = Check(request_id, LOADED, group.number, known, blocks, chosen, partial, state.identity)
             checksums = tuple(handed_over.checksums[number] for number in known)
             all_blocks = tuple(table[number] for number in numbers)
             self._plan.handed_over.append(HandedLoad(check, checksums, handed_over.layout, all_blocks))
@@ -324,7 +328,7 @@ class CheckScheduler:
     def _checks(self, state: _RequestState, kind: str, n: int, first: int, last: int) -> list[Check]:
         """The check of those of a request's blocks from `first` to before `last` that have a hash, if there are any."""
         group, table, hashes = self._groups[n], state.tables[n], state.request.block_hashes
-        each, is_state = group.unit // self._hash_size, group.boundary > 0
+        each, is_state = self._hashes_each[n], group.boundary > 0
         if is_state:
             first, last = (
                 max(first, 1),
@@ -336,17 +340,12 @@ class CheckScheduler:
             blocks = table[first:last]
         if not blocks:
             return []
+        numbers, request_id = tuple(range(first, last)), state.request.request_id
         short = _shortened(hashes[(first + 1 - is_state) * each - 1 : (last - is_state) * each : each])
-        check = self._check(state, kind, n, tuple(range(first, last)), tuple(blocks), short)
-        if self._frees_blocks:
+        check = Check(request_id, kind, group.number, numbers, tuple(blocks), short, state.partial[n], state.identity)
+        if NULL_BLOCK in blocks:
             check = check.without({NULL_BLOCK})
         return [check] if check.blocks else []
-
-    def _check(
-        self, state: _RequestState, kind: str, n: int, numbers: tuple[int, ...], blocks: tuple[int, ...], hashes: Any
-    ) -> Check:
-        number, request_id = self._groups[n].number, state.request.request_id
-        return Check(request_id, kind, number, numbers, blocks, hashes, state.partial[n], state.identity)
 
 
 def _shortened(hashes: Sequence[bytes]) -> tuple[int, ...]:

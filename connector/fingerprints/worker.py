@@ -84,12 +84,12 @@ class CheckWorker:
         return bool(self._loads or self._async_loads or self._handed_over or self._judge.has_to_heal)
 
     def _begin(self, plan: CheckPlan) -> None:
-        self._readings.settle()
+        self._readings.run_ready()
         rechecks, self._judge.rechecks = self._judge.rechecks, []
         self._loads, self._taken, self._reported = [], [], set()
         if plan.reset:
             self._readings.end_batches()
-            self._readings.settle()
+            self._readings.run_ready()
             self._judge.clear()
         for check in plan.unseen:
             self._judge.miss(check)
@@ -112,7 +112,7 @@ class CheckWorker:
             if is_awaited or self._readings.is_busy or self._judge.has_contaminated(changed):
                 self._readings.end_batches()
             self._readings.call(partial(self._on_requests_changed, plan))
-        self._readings.settle()
+        self._readings.run_ready()
 
     def _check_before(self, checks: Sequence[Check]) -> None:
         """Check what requests have computed, taken over, or hold."""
@@ -157,7 +157,7 @@ class CheckWorker:
             for block in check.blocks:
                 if block in reported:
                     self._judge.mark_recomputed(check.group, block, check.request_id)
-        self._readings.settle(wait=self._judge.heals and bool(loads))
+        self._readings.run_ready(wait=self._judge.heals and bool(loads))
         healed = self._judge.take_to_heal() | unlike
         if healed:
             self._fill_with_zeros(healed)
@@ -167,7 +167,7 @@ class CheckWorker:
         """Nothing more will happen: what is left is reported."""
         self._readings.end_batches()
         self.begin(None)
-        self._readings.settle(wait=True)
+        self._readings.run_ready(wait=True)
         self._results.flush()
 
     def _unlike_what_was_handed_over(self) -> set[int]:

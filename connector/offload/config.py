@@ -45,6 +45,10 @@ class OffloadConfig:
     def chunk_bytes(self) -> int:
         return _chunk_bytes(self.chunk_size, self.groups)
 
+    def chunk_end(self, token: int, group: int) -> int:
+        """The blocks of a group from a request's first token to the end of the chunk that holds this token."""
+        return (token // self.chunk_size + 1) * self.chunk_size // self.groups[group].block_size
+
     @cached_property
     def sees_all(self) -> bool:
         """Whether all layers see all tokens. If not, a hit ends with a chunk."""

@@ -122,17 +122,17 @@ class _Rows:
     def __init__(self, cache: torch.Tensor, rows: int) -> None:
         """`cache` is [blocks, ...], and contiguous; `rows` are the blocks that host memory is to hold."""
         self._cache = cache.flatten(1).view(torch.uint8).numpy()
-        self._room = np.empty((rows, self._cache.shape[1]), np.uint8)  # in huge pages, where numpy gets them
+        self._slots = np.empty((rows, self._cache.shape[1]), np.uint8)  # in huge pages, where numpy gets them
 
     def load(self, blocks: torch.Tensor, places: Places) -> None:
         ids = blocks.numpy()
         for these, there in places:
-            self._cache[ids[these]] = self._room[there]
+            self._cache[ids[these]] = self._slots[there]
 
     def store(self, blocks: torch.Tensor, places: Places) -> None:
         ids = blocks.numpy()
         for these, there in places:
-            np.take(self._cache, ids[these], axis=0, out=self._room[there], mode="clip")  # other modes copy twice
+            np.take(self._cache, ids[these], axis=0, out=self._slots[there], mode="clip")  # other modes copy twice
 
 
 class _Tensors:
@@ -141,13 +141,13 @@ class _Tensors:
 
     def __init__(self, cache: torch.Tensor, rows: int) -> None:
         self._cache = cache
-        self._room = torch.empty((rows, *cache.shape[1:]), dtype=cache.dtype, pin_memory=cache.is_cuda)
+        self._slots = torch.empty((rows, *cache.shape[1:]), dtype=cache.dtype, pin_memory=cache.is_cuda)
 
     def load(self, blocks: torch.Tensor, places: Places) -> None:
-        gathered = [self._room[there].to(self._cache.device, non_blocking=True) for _, there in places]
+        gathered = [self._slots[there].to(self._cache.device, non_blocking=True) for _, there in places]
         self._cache.index_copy_(0, blocks, torch.cat(gathered))
 
     def store(self, blocks: torch.Tensor, places: Places) -> None:
         gathered = self._cache.index_select(0, blocks).split([these.stop - these.start for these, _ in places])
         for some, (_, there) in zip(gathered, places, strict=True):
-            self._room[there].copy_(some, non_blocking=True)
+            self._slots[there].copy_(some, non_blocking=True)

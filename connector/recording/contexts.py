@@ -108,6 +108,7 @@ class Contexts:
     Attributes:
         open: the requests that have not ended, by id.
         invites: whether vLLM's own spans are asked into the trace of a request that nobody called with one.
+        any_callers: whether any request has been in a trace that workers in other processes cannot derive.
         delayed: those that have ended and still hold their blocks, by id.
     """
 
@@ -127,7 +128,7 @@ class Contexts:
             sampled_only: requests that the sampler leaves out are not recorded.
         """
         self.open: dict[str, RequestContext] = {}
-        self.invites = False
+        self.invites = self.any_callers = False
         self.delayed: dict[str, RequestContext] = {}
         self._ended: BoundedDict[str, RequestContext] = BoundedDict(MAX_ENDED)
         self._engine_id, self._launch = engine_id, launch
@@ -237,6 +238,7 @@ class Contexts:
             request,
             incarnation,
         )
+        self.any_callers = self.any_callers or context.has_caller
         self._remember(context)
         return context
 

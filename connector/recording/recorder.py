@@ -105,7 +105,7 @@ class Recorder:
         self._base_ns = time.time_ns() - time.monotonic_ns()
         """What makes Unix time of the monotonic clock. It stays as it is: where the wall clock jumps, events do not."""
         out.open(attributes, secrets.randbits(63), self._base_ns)
-        self._given_up: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
         self._sent = self._dropped_logged = 0
         self._not_recorded: Counter[str] = Counter()
         self._counting = threading.Lock()
@@ -233,13 +233,13 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """Events lost so far: pushed out of a full ring, given up after a failed export, or refused."""
-        return sum(self._given_up.values()) + self._ring.dropped + sum(self._exporter.refused.values())
+        return sum(self._lost.values()) + self._ring.dropped + sum(self._exporter.refused.values())
 
     @property
     def dropped_by(self) -> dict[str, int]:
         """The same by their reason, of `Lost`."""
         pushed_out, by_bytes = self._ring.dropped, self._ring.crowded_out
-        lost: Counter[str] = self._given_up + Counter(self._exporter.refused)
+        lost: Counter[str] = self._lost + Counter(self._exporter.refused)
         lost[Lost.QUEUE_EVENTS], lost[Lost.QUEUE_BYTES] = max(0, pushed_out - by_bytes), min(pushed_out, by_bytes)
         return {str(why): count for why, count in lost.items() if count}
 
@@ -315,7 +315,7 @@ class Recorder:
         elif closing:
             rest = self._ring.take(EVERYTHING, most_bytes=EVERYTHING)
             self._give_up(batch)
-            self._given_up[Lost.UNSENT] += _numbers(rest)
+            self._lost[Lost.UNSENT] += _numbers(rest)
         elif self._ring.is_full:
             self._give_up(batch)  # perhaps the tracer refuses just these: try others
             batch = []
@@ -331,7 +331,7 @@ class Recorder:
                 sent = not events or self._exporter.send(events)
         except Exception:
             logger.exception("kvtrail: %d events could not be encoded and are lost", _numbers(events))
-            self._given_up[Lost.UNREADABLE] += _numbers(events)
+            self._lost[Lost.UNREADABLE] += _numbers(events)
             return True
         # Of a batch that is not done, the refused ones count now, and the others once it is.
         self._sent += (_numbers(events) if sent else 0) - (self._refused() - refused)
@@ -354,7 +354,7 @@ class Recorder:
     def _may_log(self, what: object, every_s: float = WARN_EVERY_S) -> bool:
         """Whether this was not logged for so long; it will be now, then."""
         now_s = time.monotonic()
-        is_due = now_s - self._logged_s.get(what, float("-inf")) > every_s
+        is_due = what not in self._logged_s or now_s - self._logged_s[what] > every_s
         if is_due:
             self._logged_s[what] = now_s
         return is_due
@@ -370,7 +370,7 @@ class Recorder:
     def _give_up(self, batch: list[EventTuple]) -> None:
         """This batch could not be sent; a part of it may have been."""
         left = _numbers(batch) if self._exporter.left is None else self._exporter.left
-        self._given_up[Lost.UNSENT] += left
+        self._lost[Lost.UNSENT] += left
         self._sent += _numbers(batch) - left
 
     def _convert(self, events: list[EventTuple]) -> None:

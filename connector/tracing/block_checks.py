@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.fingerprints.checksums import BlockChecksums, HandedOver
-from kvtrail.connector.fingerprints.plan import CheckPlan, Group
+from kvtrail.connector.fingerprints.plan import Group
 from kvtrail.connector.fingerprints.scheduler import CheckScheduler
 from kvtrail.connector.fingerprints.store import identity_of as identity_of_caches
 from kvtrail.connector.fingerprints.store import is_own
@@ -206,16 +206,12 @@ class SchedulerChecks(BlockChecks):
                 self._handed_over.pop(request_id, None)
         plan = self._scheduler.plan_step(output, number)
         if plan is not None:
-            for check in (*plan.before, *plan.states, *plan.loads, *plan.async_loads):
-                self._add_caller(check.request_id, plan)
+            recorder = self._instrumentation.recorder
+            if recorder is not None and recorder.contexts.any_callers:
+                checks = (*plan.before, *plan.states, *plan.loads, *plan.async_loads)
+                contexts = map(recorder.contexts.named, {check.request_id for check in checks})
+                plan.callers = {each.request_id: (each.root, each.sampled) for each in contexts if each.has_caller}
             setattr(metadata, CHECK_PLAN, plan)
-
-    def _add_caller(self, request_id: str, plan: CheckPlan) -> None:
-        """Workers in other processes cannot derive a request's place in its caller's trace."""
-        if (recorder := self._instrumentation.recorder) is not None and request_id not in plan.callers:
-            context = recorder.contexts.named(request_id)
-            if context.has_caller:
-                plan.callers[request_id] = context.root, context.sampled
 
     def _on_worker_output(self, result: Any, output: Any) -> None:
         invalid, failed = getattr(output, "invalid_block_ids", None), getattr(output, "failed_recving", None)

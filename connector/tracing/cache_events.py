@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -30,7 +31,7 @@ StoreChange = tuple[Change, str | None]
 """A change, and the request with the store that made it."""
 
 
-class CacheEvents:
+class CacheEvents(ABC):
     """Records the changes of one cache. Subclasses follow it."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -65,21 +66,21 @@ class CacheEvents:
         ((_, tier, _), _), *_ = self._parts(())
         self._recorder.record(Kind.PREFIX_CACHE, source, None, at_ns, at_ns, (None, None, None, step, None, tier, None))
 
+    @abstractmethod
     def _follow(self) -> None:
         """Follow the cache from now on, if it is not followed yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _snapshot(self) -> Sequence[Any]:
         """All that the cache holds, as changes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _parts(self, changes: Sequence[Any]) -> Sequence[tuple[Scope, Sequence[Change]]]:
         """The changes, in parts that have something in common; at least one part."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _hashes(self, keys: Iterable[bytes]) -> bytes:
         """The hashes of these keys, concatenated."""
-        raise NotImplementedError
 
     def _record(
         self, source: bytes, step: int, at_ns: int, changes: Sequence[Any], *, whole: bool | None = None
