@@ -9,7 +9,6 @@ import inspect
 import logging
 import re
 from functools import cache
-from typing import Any
 
 from kvtrail.connector.known.probe import Probe
 from kvtrail.tracer.events.unsupported import Lack
@@ -73,12 +72,3 @@ def _log(found: frozenset[Lack]) -> None:
         logger.info(
             "kvtrail: this vLLM does not show %s (docs/limits.md says what that means)", ", ".join(sorted(found))
         )
-
-
-def hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
-    """Tokens of each of vLLM's block hashes."""
-    try:
-        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
-    except ImportError:  # an older vLLM, in which all groups have one size
-        return int(vllm_config.cache_config.block_size)
-    return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from kvtrail.connector.kv_layout import hash_size
 from kvtrail.connector.offload.groups import Group, Kind, group_of
-from kvtrail.connector.vllm_version import hash_size
 
 DEFAULT_CHUNK_SIZE = 256
 DEFAULT_HOST_BYTES = 4 * 1024**3

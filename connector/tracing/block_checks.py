@@ -18,11 +18,11 @@ from kvtrail.connector.fingerprints.scheduler import CheckScheduler
 from kvtrail.connector.fingerprints.store import identity_of as identity_of_caches
 from kvtrail.connector.fingerprints.store import is_own
 from kvtrail.connector.known import by_name, unrecoverable
+from kvtrail.connector.kv_layout import hash_size
 from kvtrail.connector.settings import Fingerprints, FingerprintStore, Guard, Settings
 from kvtrail.connector.tracing.handoffs import digest_of
 from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.reading import hit_sources
-from kvtrail.connector.vllm_version import hash_size
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.semconv import Kind
 
