@@ -263,8 +263,8 @@ class Recorder:
             1, encoder.field(1, semconv.SCOPE.encode()) + encoder.field(2, __version__.encode())
         )
         self._nobody: Identity = (root_ids(engine, ""), b"", "", True)
-        self._sequences = encoder.SequenceNumbers(semconv.SEQUENCE.key)
-        self._steps = encoder.SequenceNumbers(KEYS["scheduler_step"])
+        self._sequences = encoder.numbered(semconv.SEQUENCE.key)
+        self._steps = encoder.numbered(KEYS["scheduler_step"])
         self._prefixes: dict[int, Sequence[bytes]] = {}
 
     def begin(self, shape: Shape, at_ns: int, external: str = "") -> Request:
@@ -288,8 +288,8 @@ class Recorder:
     def advance(self, request: Request, spans: list[bytes], now_ns: int) -> bool:
         """Add the spans of its next step to the fields of a `ScopeSpans`; returns whether it was the last one."""
         self.step += 1
-        step = self._steps.of(self.step)
-        names, keys, child, number_of = request.names, request.keys, request.child, self._sequences.of
+        step = self._steps(self.step)
+        names, keys, child, number_of = request.names, request.keys, request.child, self._sequences
         sequence, now_ns = self.sequence, now_ns + self._base_ns
         span_id = self._span_id_base + sequence
         for recorded in request.shape.steps[request.step]:

@@ -19,8 +19,8 @@ from rounds import print_ratio
 
 from kvtrail.connector.demo.workload import shared_prefixes
 from kvtrail.connector.recording import recorder
-from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.encoder import Encoder
+from kvtrail.connector.recording.exporter import Exporter
 from kvtrail.connector.recording.ring import EventTuple
 
 RATIO = "0.01"
@@ -29,16 +29,12 @@ TURNS = 10
 """Turns in a round."""
 
 
-class Encoding:
+class Encoding(Exporter):
     """Encodes as the export process does, and drops the bytes. It counts events, bytes and seconds of CPU."""
 
-    endpoint = "nowhere"
-    is_kvtrail: bool | None = True
-    away = Away.UNKNOWN
-    refused: Mapping[Any, int] = {}
-    left: int | None = 0
-
     def __init__(self) -> None:
+        super().__init__("nowhere")
+        self.is_kvtrail = True
         self.events = self.bytes = 0
         self.cpu_s = 0.0
 
@@ -51,9 +47,6 @@ class Encoding:
         self.cpu_s += time.thread_time() - started
         self.events += len(events)
         return True
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def main() -> None:

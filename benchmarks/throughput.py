@@ -23,6 +23,8 @@ from typing import Any
 
 import rounds
 
+from kvtrail.connector.recording.exporter import Exporter
+
 SIDES = ("OffloadConnector", "UntracedOffloadConnector")
 OFFLOADING = ("TracedOffloadingConnector", "OffloadingConnector")
 HOST = {"cpu_bytes_to_use": 1 << 24}
@@ -35,22 +37,12 @@ BLOCKS_EACH = 40
 """For each request that runs: more than it needs, so that nobody is preempted."""
 
 
-class NullExporter:
+class NullExporter(Exporter):
     """Drops what is recorded."""
 
-    endpoint = "nowhere"
-    is_kvtrail: bool | None = True
-    away: Any = None
-    """Nothing is refused here."""
-    refused: Mapping[Any, int] = {}
-    left: int | None = 0
-
-    def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None: ...
-
-    def send(self, events: Sequence[Any]) -> bool:
-        return True
-
-    def close(self) -> None: ...
+    def __init__(self) -> None:
+        super().__init__("nowhere")
+        self.is_kvtrail = True
 
 
 class MeasuringExporter(NullExporter):
@@ -233,7 +225,7 @@ def engine(folder: Path, count: int, layers: int) -> None:
     generated_by: dict[str, dict[str, list[int]]] = {}
     jobs = workload.shared_prefixes()
     traced, plain = map(resolve, SIDES)
-    overridden = {name for mixin in (Tracing, TracingHMA) for name in vars(mixin) if hasattr(plain, name)}
+    overridden = {name for base in (traced, Tracing, TracingHMA) for name in vars(base) if hasattr(plain, name)}
     calls_plain = {name: getattr(plain, name) for name in overridden if callable(getattr(plain, name))}
     kinds = {SIDES[0]: traced, SIDES[1]: type("Plain", (traced,), calls_plain)}  # the same layout, the plain methods
     for number in range(count + 1):

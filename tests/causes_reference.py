@@ -206,7 +206,7 @@ class OffloadView(StoreView):
     def held(self) -> Sequence[set[bytes]]:
         """By the hash of their chunk, and how far before its end they begin."""
         if len(self._groups) == 1:
-            return [set(self.connector.held_keys())]
+            return [set(self.connector._scheduler.held_keys())]
         held: list[set[bytes]] = []
         for number, group in enumerate(self._groups):
             rows = self._scheduler._config.rows[number]

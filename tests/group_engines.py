@@ -17,8 +17,7 @@ from group_store import Copy, GroupStoreConnector
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import DemoRequest
-from kvtrail.connector.fingerprints.mismatch import Origin
-from kvtrail.connector.fingerprints.result import CheckResult, MismatchedBlock
+from kvtrail.connector.fingerprints.result import CheckResult, MismatchedBlock, Origin
 from kvtrail.connector.fingerprints.worker import CheckWorker
 
 AFTER = DemoRequest("after", (5, 6, 7), 1)

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
-from kvtrail.connector.fingerprints.caches import blocks_first, tensors_of
 from kvtrail.connector.fingerprints.plan import Group
+from kvtrail.connector.kv_layout import blocks_first, tensors_of
 from kvtrail.connector.tracing.block_checks import groups_of
 
 Key = tuple[int, bytes]

@@ -10,9 +10,9 @@ from typing import Any
 
 from processes import SLOW_S
 
-from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.recording.send_failures import SendFailure
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ingest import decode, protobuf
@@ -29,7 +29,7 @@ class MemoryTransport:
 
     endpoint = "memory"
     is_kvtrail = True
-    away = Away.UNKNOWN
+    failure = SendFailure.UNKNOWN
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []

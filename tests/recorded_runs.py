@@ -29,7 +29,7 @@ from once_a_session import once_a_session
 
 from kvtrail.connector.known.nixl.stand_in.network import Network
 from kvtrail.connector.recording import recorder
-from kvtrail.connector.recording.idle import IdleRequests
+from kvtrail.connector.recording.idle_requests import IdleRequests
 from kvtrail.connector.recording.recorder import HEARTBEAT_S, Recorder
 from kvtrail.connector.simulate import in_memory, run
 from kvtrail.connector.simulate.bare_scheduler import BareScheduler

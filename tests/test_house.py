@@ -30,8 +30,8 @@ ROOMS = {
         "history", "serve", "reports", "commands",
     ],
     "connector": [
-        "settings", "recording", "offload", "known", "vllm_version", "fingerprints", "tracing", "faults", "registration",
-        "simulate", "demo", "commands",
+        "settings", "kv_layout", "recording", "offload", "known", "vllm_version", "fingerprints", "tracing", "faults",
+        "registration", "simulate", "demo", "commands",
     ],
     "dashboard": ["client", "content", "command", "live", "table", "views"],
 }  # fmt: skip

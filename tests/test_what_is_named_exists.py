@@ -20,7 +20,7 @@ from opentelemetry.sdk import environment_variables as sdk_environment_variables
 
 from kvtrail.__main__ import COMMANDS, main
 from kvtrail.connector import pytest_plugin
-from kvtrail.connector.recording import hashing
+from kvtrail.connector.recording import request_names
 from kvtrail.connector.registration import TRACE
 from kvtrail.connector.settings import Settings
 from kvtrail.tracer.commands import configuration
@@ -74,7 +74,7 @@ def plugin_options() -> frozenset[str]:
 def variables() -> frozenset[str]:
     """Every variable that somebody reads: a traced connector, a command, OpenTelemetry, vLLM, LMCache."""
     ours = {TRACE, *(f"KVTRAIL_{field.name.upper()}" for field in fields(Settings))} | OF_TESTS
-    ours |= {configuration.VARIABLE, hashing.VARIABLE}
+    ours |= {configuration.VARIABLE, request_names.VARIABLE}
     for name in COMMANDS:
         for parameter in command(name).params:
             ours.add(f"KVTRAIL_{name.upper()}_{str(parameter.name).upper()}")

@@ -34,10 +34,10 @@ def encoded(events: Sequence[Event], about: Mapping[str, str | int] | None = Non
             request,
             RequestContext(
                 request,
-                start_ns=event.start_ns,
-                root=root_ids(event.engine, request),
-                parent=None,
+                request,
+                root_ids(event.engine, request),
                 sampled=event.sampled is not False,
+                start_ns=event.start_ns,
             ),
         )
         source = attribute(semconv.CONNECTOR.key, event.connector) + attribute(semconv.ROLE.key, event.role)

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kvtrail.connector.fingerprints.caches import Cache, views_of
 from kvtrail.connector.fingerprints.fingerprint import MIX, OWN_BITS, SHIFT, Array
 from kvtrail.connector.fingerprints.some_bytes import SomeBytes, WordsReading
 from kvtrail.connector.fingerprints.to_host import ToHost
+from kvtrail.connector.kv_layout import Cache, views_of
 
 logger = logging.getLogger("vllm.kvtrail")
 

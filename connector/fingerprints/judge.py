@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from kvtrail.connector.fingerprints.fingerprint import ROW, Array
-from kvtrail.connector.fingerprints.mismatch import UNKNOWN, Holds, Match
 from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED, Check
 from kvtrail.connector.fingerprints.references import References
-from kvtrail.connector.fingerprints.result import DRIFT, EARLY, ROT, CheckResult, Results
+from kvtrail.connector.fingerprints.result import DRIFT, EARLY, ROT, UNKNOWN, CheckResult, Holds, Match, Results
 
 MAX_NAMED = 8
 """How many mismatches of a load are searched for the origin of what they hold."""
@@ -167,20 +167,14 @@ class Judge:
     # Before a step: blocks that were computed, taken over or held.
 
     def before_step(self) -> JudgeOne:
-        """Judges the checks before one step."""
-        doubted: set[str] = set()  # requests that met a mismatch just now
+        """Judges the checks before one step, and remembers meanwhile which requests met a mismatch just now."""
+        return partial(self._judge_before, set())
 
-        def judge(check: Check, blocks: list[ReadBlock], result: CheckResult) -> None:
-            if check.kind == COMPUTED:
-                self._judge_computed(doubted, check, blocks, result)
-            else:
-                self._judge_kept(doubted, check, blocks, result)
+    def _judge_before(self, doubted: set[str], check: Check, blocks: list[ReadBlock], result: CheckResult) -> None:
+        judge = self._judge_computed if check.kind == COMPUTED else self._judge_kept
+        judge(doubted, check, blocks, result)
 
-        return judge
-
-    def _judge_computed(
-        self, doubted: Collection[str], check: Check, blocks: list[ReadBlock], result: CheckResult
-    ) -> None:
+    def _judge_computed(self, doubted: set[str], check: Check, blocks: list[ReadBlock], result: CheckResult) -> None:
         """What a request has computed is right if it had met no mismatch, and in doubt if one came to light just now."""
         result.blocks += len(blocks)
         is_contaminated = check.request_id in self._contaminated
@@ -254,15 +248,11 @@ class Judge:
 
     # Loads.
 
-    def loaded(self, reported: Collection[int], read: bool) -> JudgeOne:
-        """Judges loads but for the blocks that the connector `reported` as failed; a forward pass may have `read` them."""
-
-        def judge(check: Check, blocks: list[ReadBlock], result: CheckResult) -> None:
-            self._judge_loaded(read, check, [each for each in blocks if each.block not in reported], result)
-
-        return judge
-
-    def _judge_loaded(self, read: bool, check: Check, blocks: list[ReadBlock], result: CheckResult) -> None:
+    def judge_loaded(
+        self, reported: Collection[int], read: bool, check: Check, blocks: list[ReadBlock], result: CheckResult
+    ) -> None:
+        """Of a load, but for the blocks that the connector `reported` as failed; a forward pass may have `read` them."""
+        blocks = [each for each in blocks if each.block not in reported]
         result.blocks += len(blocks)
         is_recomputed = False
         may_be_clean = not read and check.request_id not in self._contaminated
@@ -306,27 +296,23 @@ class Judge:
             self._results.add_mismatch(result, check, block, token, hash_, DRIFT, UNKNOWN, "")
         self._results.add(result, at_once=True)
 
-    def rechecked(self, recheck: Recheck) -> JudgeOne:
-        """Judges mismatches of a load again. They were there when it counted as ended: those were early that have changed,
-        and are none now."""
-
-        def judge(check: Check, blocks: list[ReadBlock], result: CheckResult) -> None:
-            result.blocks += len(blocks)
-            are_early = []
-            for block, (before, holds) in zip(blocks, recheck.mismatches, strict=True):
-                match = self._match(check, block, names=False)
-                is_early = block.content != before.content and (match is True or match is None)
-                are_early.append(is_early)
-                last = LastCheck(block.hash, block.content, match is True, check.recorded_id)
-                self._last[check.group, block.block] = last
-                self._on_mismatch(result, check, before, EARLY if is_early else DRIFT, holds, "")
-                if is_early and block.number == check.partial:
-                    self._remember_partial(check, block.number, match)
-            if recheck.may_be_clean and all(are_early):
-                self._contaminated.discard(check.request_id)
-            self._results.add(result)
-
-        return judge
+    def judge_again(self, recheck: Recheck, check: Check, blocks: list[ReadBlock], result: CheckResult) -> None:
+        """Of mismatches of a load. They were there when it counted as ended: those were early that have changed, and are none
+        now."""
+        result.blocks += len(blocks)
+        are_early = []
+        for block, (before, holds) in zip(blocks, recheck.mismatches, strict=True):
+            match = self._match(check, block, names=False)
+            is_early = block.content != before.content and (match is True or match is None)
+            are_early.append(is_early)
+            last = LastCheck(block.hash, block.content, match is True, check.recorded_id)
+            self._last[check.group, block.block] = last
+            self._on_mismatch(result, check, before, EARLY if is_early else DRIFT, holds, "")
+            if is_early and block.number == check.partial:
+                self._remember_partial(check, block.number, match)
+        if recheck.may_be_clean and all(are_early):
+            self._contaminated.discard(check.request_id)
+        self._results.add(result)
 
     def _match(self, check: Check, block: ReadBlock, *, names: bool = True) -> Match:
         is_whole = block.number != check.partial

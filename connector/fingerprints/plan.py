@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import NamedTuple
 
@@ -92,10 +93,12 @@ class HandedLoad(NamedTuple):
     blocks: tuple[int, ...]
 
 
-class CheckPlan(NamedTuple):
+@dataclass(slots=True)
+class CheckPlan:
     """What the workers check in a step.
 
     Attributes:
+        step: its number.
         before: the checks before the step.
         unseen: blocks that were computed and may have been stored, and that cannot be read any more: there are others
             under their hashes than those that are known.
@@ -110,18 +113,20 @@ class CheckPlan(NamedTuple):
         callers: where requests are in their callers' traces.
     """
 
-    step: int
-    before: tuple[Check, ...]
-    unseen: tuple[Check, ...]
-    states: tuple[Check, ...]
-    loads: tuple[Check, ...]
-    async_loads: tuple[Check, ...]
-    handed_over: tuple[HandedLoad, ...]
-    restarted: tuple[str, ...]
-    rewound: tuple[str, ...]
-    ended: tuple[str, ...]
-    reset: bool
-    callers: dict[str, tuple[bytes, bool]]
+    step: int = 0
+    before: list[Check] = field(default_factory=list)
+    unseen: list[Check] = field(default_factory=list)
+    states: list[Check] = field(default_factory=list)
+    loads: list[Check] = field(default_factory=list)
+    async_loads: list[Check] = field(default_factory=list)
+    handed_over: list[HandedLoad] = field(default_factory=list)
+    restarted: list[str] = field(default_factory=list)
+    rewound: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    reset: bool = False
+    callers: dict[str, tuple[bytes, bool]] = field(default_factory=dict)
 
-
-EMPTY_PLAN = CheckPlan(0, (), (), (), (), (), (), (), (), (), False, {})
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        checks = self.before or self.unseen or self.states or self.loads or self.async_loads or self.handed_over
+        return bool(checks or self.restarted or self.rewound or self.ended or self.reset)

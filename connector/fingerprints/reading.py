@@ -111,7 +111,7 @@ class Readings:
         else:
             then()
 
-    def settle(self, *, wait: bool = False) -> None:
+    def run_ready(self, *, wait: bool = False) -> None:
         """Go on with what is there; of a GPU, without a wait unless it must be."""
         while self._queue and (wait or (batch := self._queue[0][0]) is None or batch.is_ready()):
             self._queue.popleft()[1]()

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvtrail.connector.fingerprints.bloom_filter import BloomFilter
 from kvtrail.connector.fingerprints.fingerprint import MAX_COMMON_GROUPS, OWN_BITS, Array, equal_groups
-from kvtrail.connector.fingerprints.mismatch import CONTAMINATED, UNKNOWN, ZEROS, Holds, Match, Origin
+from kvtrail.connector.fingerprints.result import CONTAMINATED, UNKNOWN, ZEROS, Holds, Match, Origin
 from kvtrail.tracer.events import ids
 
 BUCKETS, WAYS = 1 << 17, 8
@@ -51,7 +51,7 @@ class References:
         """
         self.own, self._units, self._incomplete = own, units, BloomFilter()
         self._tags = np.zeros((BUCKETS, WAYS), dtype=np.uint32)
-        self._places = np.zeros((BUCKETS, WAYS), dtype=np.uint32)
+        self._origins = np.zeros((BUCKETS, WAYS), dtype=np.uint32)
         self._contents = np.zeros((BUCKETS, WAYS), dtype=np.uint64)
         self._turn = 0
         self._computes_zeros = self.is_exact = False
@@ -67,13 +67,13 @@ class References:
     @property
     def bytes(self) -> int:
         """Of the whole table."""
-        return self._tags.nbytes + self._places.nbytes + self._contents.nbytes
+        return self._tags.nbytes + self._origins.nbytes + self._contents.nbytes
 
     def contains(self, group: int, hashes: Array, contents: Array) -> Array:
         """Whether each content was computed under its hash."""
         rows, tags = _at(group, hashes)
         found = (self._tags[rows] == tags[:, None]) & (self._contents[rows] == contents[:, None])
-        found &= self._places[rows] != _CONTAMINATED
+        found &= self._origins[rows] != _CONTAMINATED
         right: Array = found.any(1)
         return right
 
@@ -94,9 +94,9 @@ class References:
         rows, tags = _at(group, hashes)
         self._computes_zeros = self._computes_zeros or not contents.all()
         same = (self._tags[rows] == tags[:, None]) & (self._contents[rows] == contents[:, None])
-        fresh = np.flatnonzero(~(same & (self._places[rows] != _CONTAMINATED)).any(1))
+        fresh = np.flatnonzero(~(same & (self._origins[rows] != _CONTAMINATED)).any(1))
         serials = self._serials.setdefault(group, {})
-        places = [self._place_of(group, serials, request_ids[n], numbers[n]) for n in fresh.tolist()]
+        origins = [self._origin_of(group, serials, request_ids[n], numbers[n]) for n in fresh.tolist()]
         if len(fresh) > FEW:  # those alone in their buckets at once
             _, first = np.unique(rows[fresh], return_index=True)
             free = self._tags[rows[fresh[first]]] == 0
@@ -104,10 +104,10 @@ class References:
             alone = fresh[first]
             ways = (self._tags[rows[alone]] == 0).argmax(1)
             self._tags[rows[alone], ways], self._contents[rows[alone], ways] = tags[alone], contents[alone]
-            self._places[rows[alone], ways] = np.array(places, dtype=np.uint32)[first]
-            fresh, places = np.delete(fresh, first), np.delete(places, first).tolist()
-        for n, place in zip(fresh.tolist(), places, strict=True):
-            self._enter(int(rows[n]), int(tags[n]), int(contents[n]), place)
+            self._origins[rows[alone], ways] = np.array(origins, dtype=np.uint32)[first]
+            fresh, origins = np.delete(fresh, first), np.delete(origins, first).tolist()
+        for n, origin in zip(fresh.tolist(), origins, strict=True):
+            self._enter(int(rows[n]), int(tags[n]), int(contents[n]), origin)
 
     def add_contaminated(self, group: int, hash_: int, content: int) -> None:
         """A block was computed under the hash after a mismatch."""
@@ -132,7 +132,7 @@ class References:
     def is_complete(self, group: int, hash_: int) -> bool:
         """Whether all contents are known that were computed under the hash, and there is one."""
         row, tag = _of_hash(group, hash_)
-        is_right = (self._tags[row] == tag) & (self._places[row] != _CONTAMINATED)
+        is_right = (self._tags[row] == tag) & (self._origins[row] != _CONTAMINATED)
         return bool(is_right.any()) and _key(row, tag) not in self._incomplete
 
     def match(self, group: int, hash_: int, content: int, *, is_whole: bool, names: bool) -> Match:
@@ -141,14 +141,14 @@ class References:
         of them may legally differ. `names`: the origin of what it holds is worth a search."""
         row, tag = _of_hash(group, hash_)
         of_hash = self._tags[row] == tag
-        contents, places = self._contents[row][of_hash], self._places[row][of_hash]
+        contents, origins = self._contents[row][of_hash], self._origins[row][of_hash]
         differing = contents ^ np.uint64(content)
-        same = places[(differing if is_whole else differing >> np.uint64(OWN_BITS)) == 0]
+        same = origins[(differing if is_whole else differing >> np.uint64(OWN_BITS)) == 0]
         if len(same):
             return True if (same != _CONTAMINATED).any() else CONTAMINATED
         if content == 0 and not self._computes_zeros:
             return ZEROS
-        right = contents[places != _CONTAMINATED]
+        right = contents[origins != _CONTAMINATED]
         if not (self.own and len(right)) or _key(row, tag) in self._incomplete:
             return None
         if not is_whole and equal_groups(right, content) > MAX_COMMON_GROUPS:
@@ -162,16 +162,16 @@ class References:
         groups = np.uint64(content >> OWN_BITS)
         found = ((self._contents >> np.uint64(OWN_BITS)) == groups) & (self._tags != 0)
         found[row] &= self._tags[row] != tag
-        for place in self._places[found].tolist():
-            if place == _CONTAMINATED:
+        for origin in self._origins[found].tolist():
+            if origin == _CONTAMINATED:
                 return CONTAMINATED
-            serial, number = divmod(place, MAX_NUMBERS + 1)
-            if place and self._serial - serial < REQUESTS:
+            serial, number = divmod(origin, MAX_NUMBERS + 1)
+            if origin and self._serial - serial < REQUESTS:
                 request_id, group = self._names[serial % REQUESTS]
                 return Origin(request_id, self.first_token(group, number), group)
         return UNKNOWN
 
-    def _place_of(self, group: int, serials: dict[str, int], request_id: str, number: int) -> int:
+    def _origin_of(self, group: int, serials: dict[str, int], request_id: str, number: int) -> int:
         """Where a block was computed, in 32 bits; `serials` are those of its group."""
         if number > MAX_NUMBERS:
             return 0
@@ -189,12 +189,12 @@ class References:
 
     def _restart(self) -> None:
         """All numbers have been given: what was computed until now has no name any more."""
-        self._places[self._places != _CONTAMINATED] = 0
+        self._origins[self._origins != _CONTAMINATED] = 0
         for serials in self._serials.values():
             serials.clear()
         self._serial, self._names = 0, [NOBODY] * REQUESTS
 
-    def _enter(self, row: int, tag: int, content: int, place: int) -> None:
+    def _enter(self, row: int, tag: int, content: int, origin: int) -> None:
         """Into a free place, or that of a hash that is forgotten for it, or its own contaminated one."""
         tags = self._tags[row]
         same = np.flatnonzero((tags == tag) & (self._contents[row] == np.uint64(content)))
@@ -206,7 +206,7 @@ class References:
             tags[tags == forgotten] = 0
             free = np.flatnonzero(tags == 0)
         way = free[0]
-        tags[way], self._contents[row, way], self._places[row, way] = tag, content, place
+        tags[way], self._contents[row, way], self._origins[row, way] = tag, content, origin
 
 
 def _at(group: int, hashes: Array) -> tuple[Array, Array]:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kvtrail.connector.fingerprints.fingerprint import ROW
-from kvtrail.connector.fingerprints.mismatch import Holds
-from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, Check
+from kvtrail.connector.fingerprints.plan import Check
 from kvtrail.tracer.events.bounded import BoundedDict
+
+ZEROS, CONTAMINATED, UNKNOWN = "zeros", "poison", "unknown"
+"""As they are recorded."""
+
+
+class Origin(NamedTuple):
+    """Where a content was computed: the request, the first token of the block in it or, of a recurrent state, the tokens that
+    it has seen, and the number of the KV cache group."""
+
+    request_id: str
+    token: int
+    group: int = 0
+
+
+Holds = str | Origin
+"""What a mismatched block holds instead of what was computed under its hash: zeros, what was computed after a mismatch,
+something unknown, or another block's content, by its origin."""
+Match = Holds | Literal[True] | None
+"""True for a block that holds what was computed under its hash, else what it holds instead; None where nobody knows."""
 
 DRIFT, ROT, EARLY = "drift", "rot", "early"
 MAX_REMEMBERED = 65_536
@@ -63,13 +81,12 @@ class Results:
         report: is called with a result.
     """
 
-    def __init__(self, groups: Iterable[int], report: Callable[[CheckResult], None]) -> None:
-        """`groups` are the numbers of the KV cache groups."""
-        self._groups, self.report = tuple(groups), report
+    def __init__(self, report: Callable[[CheckResult], None]) -> None:
+        self.report = report
         self._reported: BoundedDict[tuple[str, int, int], None] = BoundedDict(MAX_REMEMBERED)
         """Mismatches of a request: its id, the block's, and its hash."""
-        self._counted: BoundedDict[tuple[str, str, int], CheckResult] = BoundedDict(MAX_REMEMBERED)
-        """Results that wait until there is something to report."""
+        self._counted: BoundedDict[str, dict[tuple[str, int], CheckResult]] = BoundedDict(MAX_REMEMBERED)
+        """Results that wait until there is something to report, by request, and by kind and KV cache group."""
 
     def add_mismatch(
         self,
@@ -93,8 +110,8 @@ class Results:
 
     def add(self, result: CheckResult, *, at_once: bool = False) -> None:
         """Report it, with what was counted before; or count it, where all is well."""
-        name = (result.request_id, result.kind, result.group)
-        if (before := self._counted.pop(name, None)) is not None:
+        counted, what = self._counted.setdefault(result.request_id, {}), (result.kind, result.group)
+        if (before := counted.pop(what, None)) is not None:
             result.blocks += before.blocks
             result.unknown += before.unknown
             result.fingerprints = before.fingerprints + result.fingerprints
@@ -103,18 +120,14 @@ class Results:
         if at_once or result.mismatches or len(result.fingerprints) >= MAX_BYTES:
             self.report(result)
         else:
-            self._counted[name] = result
+            counted[what] = result
 
-    def flush_requests(self, request_ids: Iterable[str]) -> None:
-        """Report what was counted of requests that have ended."""
-        for request_id in request_ids:
-            for kind in (COMPUTED, ADMITTED, HELD):
-                for group in self._groups:
-                    if (result := self._counted.pop((request_id, kind, group), None)) is not None:
-                        self.report(result)
+    def flush_request(self, request_id: str) -> None:
+        """Report what was counted of a request that has ended."""
+        for result in self._counted.pop(request_id, {}).values():
+            self.report(result)
 
     def flush(self) -> None:
         """Report all that was counted."""
-        for result in self._counted.values():
-            self.report(result)
-        self._counted.clear()
+        for request_id in list(self._counted):
+            self.flush_request(request_id)

@@ -9,8 +9,11 @@ when the next one begins, whoever has the block by then; of anything older, only
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import compress, repeat
+from operator import add, ge, itemgetter
 from typing import Any
 
 from kvtrail.connector.fingerprints.checksums import HandedOver
@@ -18,8 +21,9 @@ from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED
 
 NULL_BLOCK = 0
 """vLLM's id of no block, in the place of one that a request has given back or never needed."""
-Block = tuple[int, int, int]
-"""A block of a request: its number in it, its id, and the last 64 bits of its hash."""
+_LAST_64_BITS = itemgetter(slice(-8, None))
+_number = partial(int.from_bytes, byteorder="big")
+_NEVER = 1 << 62
 
 
 @dataclass(slots=True)
@@ -27,28 +31,28 @@ class _RequestState:
     """A live request. Lists have a place for each group.
 
     Attributes:
+        identity: what its KV depends on besides its tokens.
         tables: the block tables, as of the last step.
         planned: blocks from its start with a planned check, whether computed, loaded or admitted.
-        due: computed tokens at which there may be a new one to check.
-        end: tokens that are computed when its last step has run; 0 before its first.
-        step: the number of that step, where some group frees blocks.
         partial: the number of the block that is loaded but for its last token.
+        matched: of the last lookup, the tokens that vLLM had computed, and whether the load ends between steps.
     """
 
     request: Any
+    identity: str
     epoch: int = 0
     tables: list[list[int]] = field(default_factory=list)
     planned: list[int] = field(default_factory=list)
-    due: int = 0
-    end: int = 0
-    step: int = -1
     partial: list[int | None] = field(default_factory=list)
     matched: tuple[int, bool] | None = None
-    """Of the last lookup: the tokens that vLLM had computed, and whether the load ends between steps."""
 
 
 class CheckScheduler:
-    """Follows the requests of one scheduler."""
+    """Follows the requests of one scheduler.
+
+    Most requests of a step decode a token into a block that is not full yet. So that a step does not go through them one by
+    one, what changes with each step is kept by request id, and is compared and entered for all of them at once.
+    """
 
     def __init__(
         self,
@@ -67,31 +71,22 @@ class CheckScheduler:
         """
         self._groups = groups
         self._hash_size = hash_size
+        self._hashes_each = [group.unit // hash_size for group in groups]
         self._held = held
         self._identity = identity
         self._random = random.Random(0)
         self._frees_blocks = any(group.frees_blocks for group in groups)
-        self._states = [group for group in groups if group.boundary]
-        self._hashes_of_block = [group.block_size // hash_size for group in groups]
-        self._last_step = -1
-        """The number of the step that was planned last."""
         self._requests: dict[str, _RequestState] = {}
+        self._ends: dict[str, int] = {}
+        """Tokens of a request that are computed when its last step has run; none before its first."""
+        self._due: dict[str, int] = {}
+        """Computed tokens of a request at which there may be a new block to check."""
+        self._last_scheduled: Mapping[str, int] = {}
+        """What the last step ran, in tokens by request."""
+        self._plan, self._next = CheckPlan(), CheckPlan()
+        """Of this step, and of the next one: what is taken over in this step another request may still be filling."""
         self._left: list[Check] = []
         """Of requests that have left their blocks since the last step."""
-        self._admitted: list[Check] = []
-        """Taken over in this step, in which another request may be filling the same blocks."""
-        self._due: list[Check] = []
-        """Taken over in the last step, and checked in the next."""
-        self._unseen: list[Check] = []
-        """Computed blocks that nobody will have checked."""
-        self._begun_with: list[Check] = []
-        """Recurrent states, which are there when their request's first step begins, and not any more when it ends."""
-        self._loads: list[Check] = []
-        self._async_loads: list[Check] = []
-        self._handed_over: list[HandedLoad] = []
-        self._restarted: list[str] = []
-        self._rewound: list[str] = []
-        self._reset = False
 
     def on_lookup(self, request: Any, computed: int, is_async: bool) -> None:
         """After a lookup."""
@@ -114,97 +109,81 @@ class CheckScheduler:
         """After the workers have reported blocks that could not be loaded: requests may have fewer computed tokens now.
         Returns those that have no step behind them: they have waited for their loads."""
         waiting = set()
-        for state in self._requests.values():
-            computed = state.request.num_computed_tokens
+        for request_id, state in self._requests.items():
+            computed, end = state.request.num_computed_tokens, self._ends.get(request_id)
             for n, group in enumerate(self._groups):
-                if state.planned and state.planned[n] > computed // group.unit:
-                    self._rewind(state, n, computed // group.unit)
-                    if not state.end:
-                        waiting.add(state.request.request_id)
-            if state.end:
-                state.end = min(state.end, computed)
+                if state.planned[n] > computed // group.unit:  # from this block on it will be computed
+                    state.planned[n], state.partial[n], self._due[request_id] = computed // group.unit, None, 0
+                    self._plan.rewound.append(request_id)
+                    if not end:
+                        waiting.add(request_id)
+            if end:
+                self._ends[request_id] = min(end, computed)
         return waiting
 
     def on_reset(self) -> None:
         """After a reset of the connector: other weights may come."""
-        self._reset = True
+        self._plan.reset = True
 
     def plan_step(self, output: Any, number: int) -> CheckPlan | None:
         """The checks of the step of this `SchedulerOutput`; None if there is nothing to do."""
-        checks, self._due, self._admitted = self._due, self._admitted, []
-        ended = [request_id for request_id in output.finished_req_ids if request_id in self._requests]
-        for request_id in ended:
-            self._leave(self._requests.pop(request_id))
+        plan, scheduled, running = self._plan, output.num_scheduled_tokens, output.scheduled_cached_reqs
+        checks = plan.before
+        for request_id in output.finished_req_ids:
+            if (state := self._requests.get(request_id)) is not None:
+                self._leave(state)
+                plan.ended.append(request_id)
+                del self._requests[request_id], self._due[request_id]
+            self._ends.pop(request_id, None)
         for request_id in output.preempted_req_ids or ():
             state = self._requests.get(request_id)
             if state is not None and state.epoch != state.request.num_preemptions:
                 self._leave(state)
-        scheduled, running = output.num_scheduled_tokens, output.scheduled_cached_reqs
         for new in output.scheduled_new_reqs:
             if (state := self._requests.get(new.req_id)) is not None:
                 state.tables = [list(new.block_ids[group.number]) for group in self._groups]
-                self._ran(state, new.num_computed_tokens, scheduled[new.req_id], checks)
-        held = self._chosen(running.req_ids)
-        for request_id, computed, added in zip(
-            running.req_ids, running.num_computed_tokens, running.new_block_ids, strict=True
-        ):
-            if (state := self._requests.get(request_id)) is not None:
-                if added is not None:
-                    self._extend(state, added, resumed=request_id in running.resumed_req_ids)
-                if request_id in held:
-                    self._check_held(state, computed, checks)
-                if computed >= state.due:
-                    self._ran(state, computed, scheduled[request_id], checks)
-                else:  # nearly always
-                    state.end = computed + scheduled[request_id]
+                if new.num_computed_tokens >= self._due[new.req_id]:
+                    checks += self._completed(state, new.num_computed_tokens)
+            self._ends[new.req_id] = new.num_computed_tokens + scheduled[new.req_id]
+        ids, computed, places = running.req_ids, running.num_computed_tokens, range(len(running.req_ids))
+        held, added = self._chosen(len(ids)), compress(places, running.new_block_ids)
+        due = compress(places, map(ge, computed, map(self._due.get, ids, repeat(_NEVER))))
+        for n in sorted({*added, *due, *held}):
+            if (state := self._requests.get(ids[n])) is not None:
+                if running.new_block_ids[n] is not None:
+                    self._extend(state, running.new_block_ids[n], resumed=ids[n] in running.resumed_req_ids)
+                if n in held:
+                    self._check_held(state, computed[n], checks)
+                if computed[n] >= self._due[ids[n]]:
+                    checks += self._completed(state, computed[n])
+        self._ends.update(zip(ids, map(add, computed, map(scheduled.__getitem__, ids)), strict=True))
         checks += self._left
         if self._frees_blocks:
-            checks = self._not_yet_written(output, checks)
-            for request_id in scheduled:
-                if (state := self._requests.get(request_id)) is not None:
-                    state.step = number
-            self._last_step = number
-        loads = self._loads or self._async_loads or self._handed_over
+            if written := self._written(output):
+                self._drop(plan, written)
+            self._last_scheduled = scheduled
         if zeroed := getattr(output, "new_block_ids_to_zero", None):
-            checks = self._without(checks, {*zeroed})  # vLLM fills these with zeros before anybody can read them
-        changed = self._restarted or self._rewound or ended or self._reset
-        if not (checks or self._unseen or self._begun_with or loads or changed):
-            return None
-        plan = CheckPlan(
-            number,
-            tuple(checks),
-            tuple(self._unseen),
-            tuple(self._begun_with),
-            tuple(self._loads),
-            tuple(self._async_loads),
-            tuple(self._handed_over),
-            tuple(self._restarted),
-            tuple(self._rewound),
-            tuple(ended),
-            self._reset,
-            {},
-        )
-        self._left, self._begun_with, self._loads, self._async_loads, self._handed_over = [], [], [], [], []
-        self._restarted, self._rewound, self._reset, self._unseen = [], [], False, []
-        return plan
+            self._drop(plan, {*zeroed})  # vLLM fills these with zeros before anybody can read them
+        self._left, self._plan, self._next = [], self._next, CheckPlan()
+        plan.step = number
+        return plan or None
 
-    def _without(self, checks: Sequence[Check], blocks: set[int]) -> list[Check]:
-        """The checks without blocks that cannot be read any more. What was computed in them may have been stored."""
-        left = []
+    def _drop(self, plan: CheckPlan, blocks: set[int]) -> None:
+        """Leave out blocks that cannot be read any more. What was computed in them may have been stored."""
+        checks, plan.before = plan.before, []
         for check in checks:
             some = check.without(blocks)
             if some is not check and check.kind == COMPUTED:
-                self._unseen.append(check.only([block in blocks for block in check.blocks]))
+                plan.unseen.append(check.only([block in blocks for block in check.blocks]))
             if some.blocks:
-                left.append(some)
-        return left
+                plan.before.append(some)
 
-    def _not_yet_written(self, output: Any, checks: Sequence[Check]) -> list[Check]:
-        """The checks without the blocks that vLLM writes to before anybody can read them: copies of partial blocks, and
-        states that it moves to the block of their next step."""
+    def _written(self, output: Any) -> set[int]:
+        """The blocks that vLLM writes to before anybody can read them: copies of partial blocks, and states that it moves to
+        the block of their next step."""
         written = {copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ()}
-        for group in self._states:
-            if group.keeps_states:
+        for group in self._groups:
+            if not group.boundary or group.keeps_states:
                 continue
             for new in output.scheduled_new_reqs:
                 last = (new.num_computed_tokens + output.num_scheduled_tokens[new.req_id] - 1) // group.block_size
@@ -212,18 +191,19 @@ class CheckScheduler:
             for added in output.scheduled_cached_reqs.new_block_ids:
                 if added is not None:
                     written.update(added[group.number])
-        return self._without(checks, written) if written else [*checks]
+        return written
 
     def _of(self, request: Any) -> _RequestState:
         state = self._requests.get(request.request_id)
         if state is None or state.request is not request:
-            state = self._requests[request.request_id] = _RequestState(request)
+            state = self._requests[request.request_id] = _RequestState(request, self._identity(request))
             self._empty(state)
         return state
 
     def _empty(self, state: _RequestState) -> None:
         """It has no blocks."""
-        state.epoch, state.end, state.due = state.request.num_preemptions, 0, 0
+        state.epoch, self._due[state.request.request_id] = state.request.num_preemptions, 0
+        self._ends.pop(state.request.request_id, None)
         state.tables = [[] for _ in self._groups]
         state.planned = [0] * len(self._groups)
         state.partial = [None] * len(self._groups)
@@ -233,10 +213,10 @@ class CheckScheduler:
         tables = state.tables
         self._empty(state)
         state.tables = tables
-        self._restarted.append(state.request.request_id)
-        total = state.request.num_tokens
+        self._plan.restarted.append(state.request.request_id)
+        total, loads = state.request.num_tokens, self._plan.async_loads if is_async else self._plan.loads
         for n, group in enumerate(self._groups):
-            if self._states and group.boundary:
+            if group.boundary:
                 self._restart_states(state, n, computed, end, is_async)
                 continue
             first, full = computed // group.block_size, end // group.block_size
@@ -246,103 +226,97 @@ class CheckScheduler:
                 state.partial[n] = loaded
             state.planned[n] = loaded
             kept = group.first_kept(end) if self._frees_blocks else 0
+            self._next.before += self._checks(state, ADMITTED, n, kept, first)
             # all of an asynchronous load is there before the first step, of another only what is not computed
-            to_load = self._blocks(state, n, max(first, kept), full if is_async else loaded + (end == total - 1))
-            self._admitted += self._checks(state, ADMITTED, n, self._blocks(state, n, kept, first))
-            (self._async_loads if is_async else self._loads).extend(self._checks(state, LOADED, n, to_load))
-        state.due = 0
+            last = full if is_async else loaded + (end == total - 1)
+            loads += self._checks(state, LOADED, n, max(first, kept), last)
 
     def _check_handed_over(self, state: _RequestState, computed: int, end: int, handed_over: HandedOver) -> None:
         """The request loads what comes after `computed` tokens, and another engine has the checksums of it. The last
         block may be partly filled: nobody writes to it before the load is compared."""
-        (group,), (table,), each = self._groups, state.tables, self._hashes_of_block[0]
+        (group,), (table,), hashes = self._groups, state.tables, state.request.block_hashes
+        each = self._hashes_each[0]
         numbers = range(-(-computed // group.block_size), min(-(-end // group.block_size), len(table)))
-        known = [number for number in numbers if number in handed_over.checksums]
-        hashes = state.request.block_hashes[each - 1 :: each]
-        short = [_short(hashes[number]) if number < len(hashes) else 0 for number in known]
-        chosen = [(number, table[number], hash_) for number, hash_ in zip(known, short, strict=True)]
-        for check in self._checks(state, LOADED, 0, chosen):
+        known = tuple(number for number in numbers if number in handed_over.checksums)
+        if known:
+            short = _shortened(hashes[each - 1 :: each])
+            chosen = tuple(short[number] if number < len(short) else 0 for number in known)
+            blocks = tuple(table[number] for number in known)
+            request_id, partial = state.request.request_id, state.partial[0]
+            check = Check(request_id, LOADED, group.number, known, blocks, chosen, partial, state.identity)
             checksums = tuple(handed_over.checksums[number] for number in known)
-            blocks = tuple(table[number] for number in numbers)
-            self._handed_over.append(HandedLoad(check, checksums, handed_over.layout, blocks))
+            all_blocks = tuple(table[number] for number in numbers)
+            self._plan.handed_over.append(HandedLoad(check, checksums, handed_over.layout, all_blocks))
 
     def _restart_states(self, state: _RequestState, n: int, computed: int, end: int, is_async: bool) -> None:
         """The request begins with a state that is in vLLM's prefix cache, or is loaded."""
         group = self._groups[n]
-        state.planned[n] = end // group.unit
+        number = state.planned[n] = end // group.unit
         if not end or end % group.unit or end >= state.request.num_tokens:
             return
-        number = end // group.unit
         if end == computed:
-            self._begun_with += self._checks(state, ADMITTED, n, self._blocks(state, n, number, number + 1))
+            self._plan.states += self._checks(state, ADMITTED, n, number, number + 1)
         elif is_async:
-            self._async_loads += self._checks(state, LOADED, n, self._blocks(state, n, number, number + 1))
+            self._plan.async_loads += self._checks(state, LOADED, n, number, number + 1)
         elif end % group.block_size == 0:  # else the step that loads it also writes to it
-            self._loads += self._checks(state, LOADED, n, self._blocks(state, n, number, number + 1))
-
-    def _ran(self, state: _RequestState, computed: int, scheduled: int, checks: list[Check]) -> None:
-        """A step runs `scheduled` of its tokens, after `computed` ones."""
-        if computed >= state.due:
-            checks += self._completed(state, computed)
-        state.end = computed + scheduled
+            self._plan.loads += self._checks(state, LOADED, n, number, number + 1)
 
     def _completed(self, state: _RequestState, computed: int) -> list[Check]:
         """The blocks that are complete with `computed` tokens and have no planned check yet."""
         checks: list[Check] = []
         due = []
-        has_just_run = state.step == self._last_step
+        request, end = state.request, self._ends.get(state.request.request_id, 0)
+        has_just_run = not self._frees_blocks or request.request_id in self._last_scheduled
         for n, group in enumerate(self._groups):
-            if self._states and group.boundary:
-                if has_just_run and computed == state.end:
-                    checks += self._checks(state, COMPUTED, n, self._states_left(state, n, computed))
-                elif state.end:
-                    for end in {computed, state.end}:
-                        self._unseen += self._checks(state, COMPUTED, n, self._states_left(state, n, end))
+            if group.boundary:
+                if has_just_run and computed == end:
+                    checks += self._checks_of_states_left(state, n, computed)
+                elif end:
+                    for each in {computed, end}:
+                        self._plan.unseen += self._checks_of_states_left(state, n, each)
                 state.planned[n] = max(state.planned[n], computed // group.unit)
                 due.append((computed // group.unit + 1) * group.unit)
                 continue
-            full = min(computed, state.request.num_tokens) // group.block_size
-            hashed = len(state.request.block_hashes) * self._hash_size // group.block_size
-            last = min(full, hashed, len(state.tables[n]))
+            hashed = len(request.block_hashes) * self._hash_size
+            last = min(min(computed, request.num_tokens, hashed) // group.block_size, len(state.tables[n]))
             first = state.planned[n]
             if not has_just_run and (kept := min(last, group.first_kept(computed))) > first:
-                if state.end:
-                    self._unseen += self._checks(state, COMPUTED, n, self._blocks(state, n, first, kept))
+                if end:
+                    self._plan.unseen += self._checks(state, COMPUTED, n, first, kept)
                 first = kept
-            checks += self._checks(state, COMPUTED, n, self._blocks(state, n, first, last))
+            checks += self._checks(state, COMPUTED, n, first, last)
             state.planned[n] = max(state.planned[n], last)
             due.append((state.planned[n] + 1) * group.block_size)
-        state.due = min(due)
+        self._due[request.request_id] = min(due)
         return checks
 
-    def _states_left(self, state: _RequestState, n: int, computed: int) -> list[Block]:
-        """The recurrent states that the last step, which ended at `computed` tokens, has left where a boundary is."""
+    def _checks_of_states_left(self, state: _RequestState, n: int, computed: int) -> list[Check]:
+        """Of the recurrent states that the last step, which ended at `computed` tokens, has left where a boundary is."""
         group, number = self._groups[n], computed // self._groups[n].unit
-        if group.keeps_states:
-            return self._blocks(state, n, state.planned[n] + 1, number + 1)
-        if computed % group.unit:
+        if not group.keeps_states and computed % group.unit:
             return []
-        return self._blocks(state, n, number, number + 1)
+        first = state.planned[n] + 1 if group.keeps_states else number
+        return self._checks(state, COMPUTED, n, first, number + 1)
 
-    def _chosen(self, running: Sequence[str]) -> Collection[str]:
-        """Those of the running requests of which a block is checked in this step."""
-        count = int(len(running) * self._held + self._random.random())
-        return {*self._random.sample(running, count)} if count else ()
+    def _chosen(self, running: int) -> set[int]:
+        """Those of this many running requests of which a block is checked in this step."""
+        count = int(running * self._held + self._random.random())
+        return {*self._random.sample(range(running), count)} if count else set()
 
     def _check_held(self, state: _RequestState, computed: int, checks: list[Check]) -> None:
         """Check one of the blocks of each group that a request holds and that was checked before."""
-        if not state.end:
+        if not self._ends.get(state.request.request_id):
             return
         for n, group in enumerate(self._groups):
             first = group.first_kept(computed)
             if not group.boundary and first < state.planned[n]:
                 number = self._random.randrange(first, state.planned[n])
-                checks += self._checks(state, HELD, n, self._blocks(state, n, number, number + 1))
+                checks += self._checks(state, HELD, n, number, number + 1)
 
     def _leave(self, state: _RequestState) -> None:
         """It has lost its blocks, or ended: what its last step has computed is still there when the next one begins."""
-        if state.end:
-            self._left += self._completed(state, min(state.end, state.request.num_tokens - 1))
+        if end := self._ends.get(state.request.request_id):
+            self._left += self._completed(state, min(end, state.request.num_tokens - 1))
         self._empty(state)
 
     def _extend(self, state: _RequestState, added: Sequence[Sequence[int]], *, resumed: bool) -> None:
@@ -351,43 +325,29 @@ class CheckScheduler:
                 table.clear()
             table += added[group.number]
 
-    def _rewind(self, state: _RequestState, n: int, first: int) -> None:
-        """From this block on it will be computed."""
-        state.planned[n], state.partial[n], state.due = first, None, 0
-        self._rewound.append(state.request.request_id)
-
-    def _blocks(self, state: _RequestState, n: int, first: int, last: int) -> list[Block]:
-        """Those of a request's blocks that have a hash, by their numbers."""
-        if self._states and self._groups[n].boundary:
-            return self._boundaries(state, self._groups[n], state.tables[n], first, last)
-        hashes, table = state.request.block_hashes, state.tables[n]
-        each = self._hashes_of_block[n]
-        blocks = [
-            (number, table[number], _short(hashes[(number + 1) * each - 1]))
-            for number in range(first, min(last, len(table), len(hashes) // each))
-        ]
-        return [block for block in blocks if block[1] != NULL_BLOCK] if self._frees_blocks else blocks
-
-    def _boundaries(self, state: _RequestState, group: Group, table: list[int], first: int, last: int) -> list[Block]:
-        """The same of recurrent states."""
-        hashes = state.request.block_hashes
-        each = group.unit // self._hash_size
-        blocks = []
-        for number in range(max(first, 1), min(last, len(hashes) // each + 1)):
-            place = (number * group.unit - 1) // group.block_size
-            if place < len(table) and table[place] != NULL_BLOCK:
-                blocks.append((number, table[place], _short(hashes[number * each - 1])))
-        return blocks
-
-    def _checks(self, state: _RequestState, kind: str, n: int, chosen: Sequence[Block]) -> list[Check]:
-        if not chosen:
+    def _checks(self, state: _RequestState, kind: str, n: int, first: int, last: int) -> list[Check]:
+        """The check of those of a request's blocks from `first` to before `last` that have a hash, if there are any."""
+        group, table, hashes = self._groups[n], state.tables[n], state.request.block_hashes
+        each, is_state = self._hashes_each[n], group.boundary > 0
+        if is_state:
+            first, last = (
+                max(first, 1),
+                min(last, len(hashes) // each + 1, len(table) * group.block_size // group.unit + 1),
+            )
+            blocks = [table[(number * group.unit - 1) // group.block_size] for number in range(first, last)]
+        else:
+            last = min(last, len(table), len(hashes) // each)
+            blocks = table[first:last]
+        if not blocks:
             return []
-        numbers, blocks, hashes = zip(*chosen, strict=True)
-        group = self._groups[n].number
-        request_id, identity = state.request.request_id, self._identity(state.request)
-        return [Check(request_id, kind, group, numbers, blocks, hashes, state.partial[n], identity)]
+        numbers, request_id = tuple(range(first, last)), state.request.request_id
+        short = _shortened(hashes[(first + 1 - is_state) * each - 1 : (last - is_state) * each : each])
+        check = Check(request_id, kind, group.number, numbers, tuple(blocks), short, state.partial[n], state.identity)
+        if NULL_BLOCK in blocks:
+            check = check.without({NULL_BLOCK})
+        return [check] if check.blocks else []
 
 
-def _short(hash_: bytes) -> int:
-    """The last 64 bits."""
-    return int.from_bytes(hash_[-8:], "big")
+def _shortened(hashes: Sequence[bytes]) -> tuple[int, ...]:
+    """The last 64 bits of each."""
+    return tuple(map(_number, map(_LAST_64_BITS, hashes)))

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvtrail.connector.fingerprints.caches import Cache, blocks_first, tensors_of
 from kvtrail.connector.fingerprints.fingerprint import GROUPS, MIX, OWN_BITS, SHIFT, Array
 from kvtrail.connector.fingerprints.to_host import ToHost
+from kvtrail.connector.kv_layout import Cache, blocks_first, tensors_of
 
 EACH, DRAWN = 2, 4
 COMMON = GROUPS * EACH

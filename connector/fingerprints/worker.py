@@ -13,7 +13,7 @@ from functools import partial
 from kvtrail.connector.fingerprints.checksums import BlockChecksums
 from kvtrail.connector.fingerprints.fingerprint import Fingerprints
 from kvtrail.connector.fingerprints.judge import Judge, JudgeOne
-from kvtrail.connector.fingerprints.plan import COMPUTED, EMPTY_PLAN, Check, CheckPlan, HandedLoad
+from kvtrail.connector.fingerprints.plan import COMPUTED, Check, CheckPlan, HandedLoad
 from kvtrail.connector.fingerprints.reading import Readings
 from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import CheckResult, Results
@@ -45,7 +45,7 @@ class CheckWorker:
         """
         self._checksums, self._fill_with_zeros = checksums, fill_with_zeros
         self._sees_partial = all(each.sees_partial for each in fingerprints.values())
-        self._results = Results(fingerprints, report)
+        self._results = Results(report)
         self._judge = Judge(
             references,
             self._results,
@@ -80,16 +80,16 @@ class CheckWorker:
             or self._received
             or self._taken
         ):
-            self._begin(plan or EMPTY_PLAN)
+            self._begin(plan or CheckPlan())
         return bool(self._loads or self._async_loads or self._handed_over or self._judge.has_to_heal)
 
     def _begin(self, plan: CheckPlan) -> None:
-        self._readings.settle()
+        self._readings.run_ready()
         rechecks, self._judge.rechecks = self._judge.rechecks, []
         self._loads, self._taken, self._reported = [], [], set()
         if plan.reset:
             self._readings.end_batches()
-            self._readings.settle()
+            self._readings.run_ready()
             self._judge.clear()
         for check in plan.unseen:
             self._judge.miss(check)
@@ -103,7 +103,7 @@ class CheckWorker:
         for recheck in rechecks:
             numbers = {block.number for block, _ in recheck.mismatches}
             check = recheck.check.only([number in numbers for number in recheck.check.numbers])
-            self._read([check], self._judge.rechecked(recheck), each=True)
+            self._read([check], partial(self._judge.judge_again, recheck), each=True)
         self._check_before(plan.before)
         if plan.states:
             self._read(plan.states, self._judge.before_step())
@@ -112,7 +112,7 @@ class CheckWorker:
             if is_awaited or self._readings.is_busy or self._judge.has_contaminated(changed):
                 self._readings.end_batches()
             self._readings.call(partial(self._on_requests_changed, plan))
-        self._readings.settle()
+        self._readings.run_ready()
 
     def _check_before(self, checks: Sequence[Check]) -> None:
         """Check what requests have computed, taken over, or hold."""
@@ -157,7 +157,7 @@ class CheckWorker:
             for block in check.blocks:
                 if block in reported:
                     self._judge.mark_recomputed(check.group, block, check.request_id)
-        self._readings.settle(wait=self._judge.heals and bool(loads))
+        self._readings.run_ready(wait=self._judge.heals and bool(loads))
         healed = self._judge.take_to_heal() | unlike
         if healed:
             self._fill_with_zeros(healed)
@@ -167,7 +167,7 @@ class CheckWorker:
         """Nothing more will happen: what is left is reported."""
         self._readings.end_batches()
         self.begin(None)
-        self._readings.settle(wait=True)
+        self._readings.run_ready(wait=True)
         self._results.flush()
 
     def _unlike_what_was_handed_over(self) -> set[int]:
@@ -189,7 +189,7 @@ class CheckWorker:
     def _take(self, loads: Sequence[Check], *, read: bool) -> None:
         """Read loaded blocks, which `conclude` judges; a forward pass may have `read` them."""
         self._taken += loads
-        judge = self._judge.loaded(self._reported, read)
+        judge = partial(self._judge.judge_loaded, self._reported, read)
         self._read(loads, judge, excluded=self._reported)
 
     def _read(
@@ -212,4 +212,4 @@ class CheckWorker:
         for request_id in plan.ended:
             self._async_loads.pop(request_id, None)
             self._handed_over.pop(request_id, None)
-            self._readings.call_after_batches(partial(self._results.flush_requests, [request_id]))
+            self._readings.call_after_batches(partial(self._results.flush_request, request_id))

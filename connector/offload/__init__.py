@@ -149,12 +149,10 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def in_groups(self, copies: Sequence[Copy]) -> list[tuple[tuple[int, ...], int]]:
         """For each KV cache group, the blocks that the copies of one chunk name, and the first token of the first one."""
-        size = self.chunk_size
         found: list[tuple[tuple[int, ...], int]] = [((), 0)] * len(self._config.groups)
         for copy in copies:
-            block_size, rows = self._config.groups[copy.group].block_size, self._config.rows[copy.group]
-            end = (copy.start // size + 1) * size // block_size
-            found[copy.group] = copy.blocks, (end - rows + copy.first) * block_size
+            first = self._config.chunk_end(copy.start, copy.group) - self._config.rows[copy.group] + copy.first
+            found[copy.group] = copy.blocks, first * self._config.groups[copy.group].block_size
         return found
 
     @property
@@ -164,29 +162,12 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def hashes_of(self, copy: Copy) -> list[bytes]:
         """vLLM's hashes of the blocks that a copy stores; of a group with chunks that are stored whole, that of the last."""
-        group, rows = self._config.groups[copy.group], self._config.rows[copy.group]
-        end = (copy.start // self.chunk_size + 1) * self.chunk_size // group.block_size
-        first = end - rows + copy.first
+        group, end = self._config.groups[copy.group], self._config.chunk_end(copy.start, copy.group)
+        first = end - self._config.rows[copy.group] + copy.first
         places = [end - 1] if group.is_whole else range(first, first + len(copy.blocks))
         hashes = self._scheduler.hashes_of(copy.request_id)
         per_block = group.block_size // self._config.hash_size
         return [hashes[(place + 1) * per_block - 1] for place in places]
-
-    def last_keys(self) -> tuple[str, ...]:
-        """Keys of the chunks that the last lookup matched."""
-        return self._scheduler.last_keys()
-
-    def held_keys(self) -> list[bytes]:
-        """Keys of all the chunks that host memory holds."""
-        return self._scheduler.held_keys()
-
-    def held_bytes(self) -> int | None:
-        """Bytes of the chunks that host memory holds, on each worker; None on a worker, which does not know it."""
-        return self._scheduler.held_bytes() if self.role is KVConnectorRole.SCHEDULER else None
-
-    def still_held(self, keys: Sequence[bytes]) -> tuple[str, ...]:
-        """Those of these keys with chunks that are held, as they are recorded."""
-        return self._scheduler.still_held(keys)
 
     def take_evicted(self) -> list[tuple[str, int, int, str | None]]:
         """The chunks that left host memory since the last call: key, tokens and bytes of each, and the request that pushed it

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from kvtrail.connector.kv_layout import hash_size
 from kvtrail.connector.offload.groups import Group, Kind, group_of
 
 DEFAULT_CHUNK_SIZE = 256
@@ -43,6 +44,10 @@ class OffloadConfig:
     @cached_property
     def chunk_bytes(self) -> int:
         return _chunk_bytes(self.chunk_size, self.groups)
+
+    def chunk_end(self, token: int, group: int) -> int:
+        """The blocks of a group from a request's first token to the end of the chunk that holds this token."""
+        return (token // self.chunk_size + 1) * self.chunk_size // self.groups[group].block_size
 
     @cached_property
     def sees_all(self) -> bool:
@@ -128,14 +133,6 @@ def from_vllm(vllm_config: Any, kv_cache_config: Any) -> OffloadConfig:
         )
     return OffloadConfig.read(
         vllm_config.kv_transfer_config.kv_connector_extra_config or {},
-        hash_size=_hash_size(vllm_config, kv_cache_config),
+        hash_size=hash_size(vllm_config, kv_cache_config),
         groups=known,
     )
-
-
-def _hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
-    try:
-        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
-    except ImportError:  # an older vLLM, in which all groups have one size
-        return int(vllm_config.cache_config.block_size)
-    return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from kvtrail.connector.kv_layout import Cache, blocks_first, tensors_of
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.plan import Copy
 
@@ -38,7 +39,7 @@ class HostMemory:
         self.device = torch.device("cpu")
         self._threads: ThreadPoolExecutor | None = None
 
-    def register(self, kv_caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]) -> None:
+    def register(self, kv_caches: Mapping[str, Cache]) -> None:
         """Allocate host memory for the layers' KV caches; layers of a group that share a tensor share a slot. The layers of
         several groups lie in the same memory, and each of its blocks belongs to one of them.
 
@@ -48,12 +49,12 @@ class HostMemory:
         seen: set[tuple[int, int]] = set()
         for name, caches in kv_caches.items():
             group = self._group(name)
-            for cache in [caches] if isinstance(caches, torch.Tensor) else caches:
+            for cache in tensors_of(caches):
                 if (group, cache.data_ptr()) in seen:
                     continue
                 seen.add((group, cache.data_ptr()))
                 self.device = cache.device
-                for part in self._blocks_first(name, cache):
+                for part in blocks_first(name, cache, self._num_blocks):
                     copied = _Tensors if part.is_cuda or not part.is_contiguous() else _Rows
                     self._of_group[group].append(copied(part, self._config.slots * self._config.rows[group]))
                     self._parts.append(self._of_group[group][-1])
@@ -61,11 +62,11 @@ class HostMemory:
 
     def load(self, copies: Sequence[Copy]) -> None:
         """Copy chunks into KV blocks."""
-        self._copy(copies, lambda part, blocks, places: part.load(blocks, places))
+        self._copy(copies, "load")
 
     def store(self, copies: Sequence[Copy]) -> None:
         """Copy KV blocks into chunks."""
-        self._copy(copies, lambda part, blocks, places: part.store(blocks, places))
+        self._copy(copies, "store")
 
     def bytes_of(self, copy: Copy) -> int:
         """Bytes that a copy moves, over all layers of this worker."""
@@ -76,13 +77,13 @@ class HostMemory:
             raise ValueError(f"OffloadConnector: layer {layer} belongs to none of the model's KV cache groups")
         return self._group_of.get(layer, 0)
 
-    def _copy(self, copies: Sequence[Copy], do: Callable[[_Rows | _Tensors, torch.Tensor, Places], None]) -> None:
-        """Do that to each part of the cache; in the CPU's memory several at a time, where that is worth it."""
+    def _copy(self, copies: Sequence[Copy], way: str) -> None:
+        """Load or store each part of the cache; in the CPU's memory several at a time, where that is worth it."""
         calls: list[Callable[[], None]] = []
         for group, parts in enumerate(self._of_group):
             if of_group := [copy for copy in copies if copy.group == group]:
                 blocks, places = self._blocks(of_group), self._places(of_group, self._config.rows[group])
-                calls += [partial(do, part, blocks, places) for part in parts]
+                calls += [partial(getattr(part, way), blocks, places) for part in parts]
         if self.device.type != "cpu" or sum(map(self.bytes_of, copies)) < MANY_BYTES:
             for call in calls:
                 call()
@@ -114,27 +115,6 @@ class HostMemory:
             begin = end
         return places
 
-    def _blocks_first(self, name: str, cache: torch.Tensor) -> list[torch.Tensor]:
-        """Views of a layer's cache with a first dimension that counts blocks, the others in the order in which they lie in
-        memory: of [blocks, ...] one, and of [2, blocks, ...], keys and values apart, two. Where the attention kernel's blocks
-            are
-        smaller than vLLM's, several of them are one."""
-        for dimension in (0, 1):
-            if cache.dim() > dimension and cache.shape[dimension] and not cache.shape[dimension] % self._num_blocks:
-                whole = cache.unflatten(dimension, (self._num_blocks, -1))
-                apart = dimension == 1 and cache.stride(0) > cache.stride(1)
-                return [_as_it_lies(each) for each in (whole.unbind(0) if apart else [whole.movedim(dimension, 0)])]
-        raise ValueError(
-            f"OffloadConnector: layer {name} has a KV cache of shape {tuple(cache.shape)}, in which neither of the first"
-            f" two dimensions counts the {self._num_blocks} KV blocks; this layout is not supported"
-        )
-
-
-def _as_it_lies(blocks_first: torch.Tensor) -> torch.Tensor:
-    """The same with the dimensions after the first in the order of their strides."""
-    inner = sorted(range(1, blocks_first.dim()), key=blocks_first.stride, reverse=True)
-    return blocks_first.permute(0, *inner)
-
 
 class _Rows:
     """A cache in the CPU's memory with one row of bytes for each block."""
@@ -142,17 +122,17 @@ class _Rows:
     def __init__(self, cache: torch.Tensor, rows: int) -> None:
         """`cache` is [blocks, ...], and contiguous; `rows` are the blocks that host memory is to hold."""
         self._cache = cache.flatten(1).view(torch.uint8).numpy()
-        self._room = np.empty((rows, self._cache.shape[1]), np.uint8)  # in huge pages, where numpy gets them
+        self._slots = np.empty((rows, self._cache.shape[1]), np.uint8)  # in huge pages, where numpy gets them
 
     def load(self, blocks: torch.Tensor, places: Places) -> None:
         ids = blocks.numpy()
         for these, there in places:
-            self._cache[ids[these]] = self._room[there]
+            self._cache[ids[these]] = self._slots[there]
 
     def store(self, blocks: torch.Tensor, places: Places) -> None:
         ids = blocks.numpy()
         for these, there in places:
-            np.take(self._cache, ids[these], axis=0, out=self._room[there], mode="clip")  # other modes copy twice
+            np.take(self._cache, ids[these], axis=0, out=self._slots[there], mode="clip")  # other modes copy twice
 
 
 class _Tensors:
@@ -161,13 +141,13 @@ class _Tensors:
 
     def __init__(self, cache: torch.Tensor, rows: int) -> None:
         self._cache = cache
-        self._room = torch.empty((rows, *cache.shape[1:]), dtype=cache.dtype, pin_memory=cache.is_cuda)
+        self._slots = torch.empty((rows, *cache.shape[1:]), dtype=cache.dtype, pin_memory=cache.is_cuda)
 
     def load(self, blocks: torch.Tensor, places: Places) -> None:
-        gathered = [self._room[there].to(self._cache.device, non_blocking=True) for _, there in places]
+        gathered = [self._slots[there].to(self._cache.device, non_blocking=True) for _, there in places]
         self._cache.index_copy_(0, blocks, torch.cat(gathered))
 
     def store(self, blocks: torch.Tensor, places: Places) -> None:
         gathered = self._cache.index_select(0, blocks).split([these.stop - these.start for these, _ in places])
         for some, (_, there) in zip(gathered, places, strict=True):
-            self._room[there].copy_(some, non_blocking=True)
+            self._slots[there].copy_(some, non_blocking=True)

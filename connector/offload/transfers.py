@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import cuda
@@ -24,64 +24,25 @@ from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy
 
 logger = logging.getLogger("vllm.kvtrail")
-
-
-class Ticket(Protocol):
-    """A copy that was asked for."""
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-        ...
-
-    def result(self) -> None:
-        """Returns when what the engine does next comes after it.
-
-        Raises:
-            Exception: it failed.
-        """
-        ...
-
-
-class Queue(Protocol):
-    """Runs copies one after the other."""
-
-    def submit(self, copy: Callable[[], None]) -> Ticket:
-        """Run it after the copies so far, and after all that the engine was asked to do so far."""
-        ...
-
-    def close(self) -> None:
-        """No more copies come."""
-        ...
+Ticket = Any
+"""A copy that was asked for, as a future is: `done` says whether it has ended; `result` returns when what the engine does
+next comes after it, and raises if it failed."""
 
 
 class InStep:
     """The caller's own thread, for a cache in the CPU's memory. A copy has ended when it was asked for."""
 
     def submit(self, copy: Callable[[], None]) -> Ticket:
+        """Run a copy after those so far, and after all that the engine was asked to do so far."""
         copy()
-        return self
+        return _ended()
 
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    def shutdown(self) -> None:
+        """No more copies come."""
 
 
-class CopyThread:
-    """A thread of its own, for a cache in the CPU's memory, where the engine has done what it was asked to do."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="offload")
-
-    def submit(self, copy: Callable[[], None]) -> Ticket:
-        return self._thread.submit(copy)
-
-    def close(self) -> None:
-        self._thread.shutdown()
+CopyThread = partial(ThreadPoolExecutor, 1, thread_name_prefix="offload")
+"""A thread of its own, for a cache in the CPU's memory, where the engine has done what it was asked to do."""
 
 
 class CopyStream:
@@ -97,7 +58,7 @@ class CopyStream:
             copy()
         return _Recorded(self._stream.record_event(), self._device)
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         self._stream.synchronize()
 
 
@@ -114,16 +75,14 @@ class _Recorded(NamedTuple):
         cuda.current_stream(self.device).wait_event(self.event)
 
 
-class _Failed(NamedTuple):
-    """A copy that could not even begin."""
-
-    error: Exception
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> None:
-        raise self.error
+def _ended(error: Exception | None = None) -> Ticket:
+    """A copy that has ended, or could not even begin."""
+    ended: Future[None] = Future()
+    if error is None:
+        ended.set_result(None)
+    else:
+        ended.set_exception(error)
+    return ended
 
 
 class _Running(NamedTuple):
@@ -139,7 +98,7 @@ class Transfers:
     def __init__(self, memory: HostMemory, *, beside: bool) -> None:
         """`memory` has its KV caches. `beside`: copies run beside the steps."""
         self._memory, self._beside = memory, beside
-        self._queue: Queue
+        self._queue: Any
         if memory.device.type == "cuda":
             self._queue = CopyStream(memory.device)
         else:
@@ -156,7 +115,7 @@ class Transfers:
             try:
                 ticket = self._queue.submit(partial(self._memory.load, mine))
             except Exception as error:
-                ticket = _Failed(error)
+                ticket = _ended(error)
             self._loads[request_id] = _Running(ticket, _blocks(mine))
             if not self._beside:
                 self._end_load(request_id)
@@ -200,7 +159,7 @@ class Transfers:
 
     def close(self) -> None:
         """Returns when nothing is copied any more."""
-        self._queue.close()
+        self._queue.shutdown()
 
     def _end_load(self, request_id: str) -> None:
         load = self._loads.pop(request_id)

@@ -6,6 +6,7 @@ import hashlib
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -35,71 +36,58 @@ NAMED_BY_GIVER = "remote_request_id"
 """The parameter by which the engine that prefills names it."""
 
 
+@dataclass(slots=True, eq=False)
 class RequestContext:
     """A request's place in its trace, and how far it has been recorded.
 
     Attributes:
         request_id: the engine's id; empty in the context of events that concern no request.
         name: what the request is called outside of the engine: its id, shortened if it is too long, or a hash of it.
-        start_ns: when it was first seen, by the monotonic clock.
+        root: 16 bytes of trace id and 8 of the root span's id.
+        caller: the id of the caller's span, or nothing.
+        sampled: False when OpenTelemetry's sampler left the request out.
+        recorded: whether its events are recorded.
+        has_caller: whether the root is part of a trace that only the request itself names: a caller's, or that of a hand-off.
         request: vLLM's request object on the scheduler's side, else None.
+        incarnation: how often the id had been used before.
+        start_ns: when it was first seen, by the monotonic clock.
         blocks: the blocks of its last allocation, as vLLM handed them over, while it is not preempted.
         cached: tokens of its prompt that were not computed at its first admission, once that is known.
-        hashed: how many of its block hashes have been recorded.
         source: the encoded source of its recorded start, None before; several connectors may report it.
+        hashed: how many of its block hashes have been recorded.
         ended: once the request has ended, a weak reference to vLLM's object.
-        incarnation: how often the id had been used before.
         epoch: the preemption epoch, as of the last call.
         detailed: whether the epoch `detailed_epoch` is recorded in detail; decided once in each epoch, since half a block
             table would be worse than none.
         table_ns: when its whole block table was last recorded, by the monotonic clock.
         sequence: counts the request's events.
-        sampled: False when OpenTelemetry's sampler left the request out.
-        recorded: whether its events are recorded.
-        root: 16 bytes of trace id and 8 of the root span's id.
-        has_caller: whether the root is part of a trace that only the request itself names: a caller's, or that of a hand-off.
         identity: what the spans of this request share.
     """
 
-    __slots__ = (
-        "blocks", "cached", "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "hashed", "identity", "incarnation",
-        "name", "recorded", "request", "request_id", "root", "sampled", "sequence", "source", "start_ns", "table_ns",
-    )  # fmt: skip
+    request_id: str
+    name: str
+    root: bytes
+    caller: bytes = b""
+    sampled: bool = True
+    recorded: bool = True
+    has_caller: bool = False
+    request: Any = None
+    incarnation: int = 0
+    start_ns: int = field(default_factory=time.monotonic_ns)
+    blocks: Any = None
+    cached: int | None = None
+    source: bytes | None = None
+    hashed: int = 0
+    ended: Callable[[], Any] | None = None
+    epoch: int = 0
+    detailed: bool = False
+    detailed_epoch: int = -1
+    table_ns: int = 0
+    sequence: count[int] = field(default_factory=count)
+    identity: Identity = field(init=False)
 
-    def __init__(
-        self,
-        request_id: str,
-        *,
-        start_ns: int,
-        root: bytes,
-        parent: SpanContext | None,
-        sampled: bool,
-        recorded: bool = True,
-        name: str | None = None,
-        is_shared: bool = False,
-    ) -> None:
-        """`is_shared`: the trace is that of a hand-off, which other requests are in, too."""
-        self.request_id = request_id
-        self.name = request_id if name is None else name
-        self.request: Any = None
-        self.blocks: Any = None
-        self.cached: int | None = None
-        self.source: bytes | None = None
-        self.hashed = 0
-        self.ended: Callable[[], Any] | None = None
-        self.incarnation = 0
-        self.start_ns = start_ns
-        self.sampled = sampled
-        self.recorded = recorded
-        self.epoch = 0
-        self.detailed = False
-        self.detailed_epoch = -1
-        self.table_ns = 0
-        self.sequence = count()
-        self.root = root
-        self.has_caller = parent is not None or is_shared
-        caller = b"" if parent is None else parent.span_id.to_bytes(8, "big")
-        self.identity: Identity = (root, caller, self.name, sampled)
+    def __post_init__(self) -> None:
+        self.identity = (self.root, self.caller, self.name, self.sampled)
 
     def redacted(self, error: str) -> str:
         """The text of an error without the request's ids, where these are hashed."""
@@ -120,6 +108,7 @@ class Contexts:
     Attributes:
         open: the requests that have not ended, by id.
         invites: whether vLLM's own spans are asked into the trace of a request that nobody called with one.
+        any_callers: whether any request has been in a trace that workers in other processes cannot derive.
         delayed: those that have ended and still hold their blocks, by id.
     """
 
@@ -139,7 +128,7 @@ class Contexts:
             sampled_only: requests that the sampler leaves out are not recorded.
         """
         self.open: dict[str, RequestContext] = {}
-        self.invites = False
+        self.invites = self.any_callers = False
         self.delayed: dict[str, RequestContext] = {}
         self._ended: BoundedDict[str, RequestContext] = BoundedDict(MAX_ENDED)
         self._engine_id, self._launch = engine_id, launch
@@ -177,7 +166,7 @@ class Contexts:
         """Accept a request's place in its caller's trace, as another process has decided it. A worker in the scheduler's own
         process may say so of a request that has ended: late events continue its numbers."""
         if request_id not in self.open and ids.bounded(request_id) not in self._ended:
-            self._remember(self._context(request_id, root, None, sampled))
+            self._remember(RequestContext(request_id, self._name(request_id), root, sampled=sampled))
 
     def end(self, context: RequestContext, *, delayed: bool = False) -> None:
         """Close a request; the freeing of its blocks may be `delayed`. Its context stays for a while: late events continue
@@ -238,24 +227,20 @@ class Contexts:
         sampled = self._is_sampled(root, parent)
         if self.invites and request is not None and not headers:
             request.trace_headers = {"traceparent": _traceparent(root, sampled)}
-        context = self._context(request_id, root, parent, sampled, is_shared=shared is not None)
-        context.request, context.incarnation = request, incarnation
+        context = RequestContext(
+            request_id,
+            name,
+            root,
+            b"" if parent is None else parent.span_id.to_bytes(8, "big"),
+            sampled,
+            sampled or not self._sampled_only,
+            parent is not None or shared is not None,
+            request,
+            incarnation,
+        )
+        self.any_callers = self.any_callers or context.has_caller
         self._remember(context)
         return context
-
-    def _context(
-        self, request_id: str, root: bytes, parent: SpanContext | None, sampled: bool, *, is_shared: bool = False
-    ) -> RequestContext:
-        return RequestContext(
-            request_id,
-            start_ns=time.monotonic_ns(),
-            root=root,
-            parent=parent,
-            sampled=sampled,
-            recorded=sampled or not self._sampled_only,
-            name=self._name(request_id),
-            is_shared=is_shared,
-        )
 
     def _is_sampled(self, root: bytes, parent: SpanContext | None) -> bool:
         if parent is None and self._sampler is DEFAULT_ON:

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
 
 from kvtrail import __version__
 from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import FIELDS, STEP_FIELDS, place
-from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.events.semconv import Attribute, Kind
 
 Value = bool | int | float | str | bytes | tuple[int, ...] | tuple[str, ...]
 
@@ -37,11 +39,10 @@ MAX_BYTES = 1 << 19
 """Of one request, if it has more than one event: kvtrail takes 1 MiB over gRPC, and a Collector 4 MiB."""
 Part = list[tuple[bytes, int]]
 """Spans of one request, each as a field of `ScopeSpans` with the number of sequence numbers that it stands for."""
-_REMEMBERED = 8192
-_LONG = 64
-_LOW_BITS = 14
-_LOW = [bytes((n & 0x7F | 0x80, n >> 7 | 0x80)) for n in range(1 << _LOW_BITS)]
-"""The first two bytes of the varint of any number of more than 14 bits, by its lowest 14."""
+_remembered = lru_cache(8192, typed=True)
+"""True, 1 and 1.0 are the same key of a dictionary, but not the same bytes."""
+_MINUTES = 16
+"""Minutes with a remembered first event."""
 
 
 def varint(value: int) -> bytes:
@@ -76,28 +77,17 @@ def _any_value(value: Value) -> bytes:
         return field(7, value)
     if isinstance(value, tuple):
         if value and type(value[0]) is int:
-            return field(5, b"".join(map(_INTEGERS.__getitem__, value)))
+            return field(5, b"".join(map(_integer, value)))
         return field(5, b"".join(field(1, _any_value(item)) for item in value))
     return field(1, value.encode("utf-8", "replace"))
 
 
-class _Integers(dict[int, bytes]):
-    """A number -> its bytes as an element of an array."""
-
-    def __missing__(self, number: int) -> bytes:
-        if type(number) is not int:  # True is the same key as 1, but not the same bytes
-            raise TypeError(f"{number!r} is no number")
-        if len(self) >= _REMEMBERED:
-            self.clear()
-        encoded = self[number] = field(1, _any_value(number))
-        return encoded
-
-
-_INTEGERS = _Integers()
-
-
-_MINUTES = 16
-"""Minutes with a remembered first event."""
+@_remembered
+def _integer(number: int) -> bytes:
+    """A number as an element of an array."""
+    if type(number) is not int:
+        raise TypeError(f"{number!r} is no number")
+    return field(1, _any_value(number))
 
 
 def key_value(key: str, value: Value) -> bytes:
@@ -121,45 +111,28 @@ def inside(parent_id: bytes) -> bytes:
     return field(4, parent_id)
 
 
-class _Attribute(dict[object, bytes]):
-    """One attribute: value -> its bytes as a field of `Span`, encoded when first asked for.
+def _attribute(of: Attribute) -> Any:
+    """What encodes the values of one attribute as fields of `Span`, and raises TypeError for a value of another type. Arrays,
+    a block table or a prompt's hashes, are hardly ever seen twice: only other values are remembered."""
 
-    Only values of the attribute's own type are encoded: True, 1 and 1.0 are the same key, but not the same bytes.
-    """
+    def encode(value: Value) -> bytes:
+        if type(value) is not of.type:
+            raise TypeError(f"{of.key} is {value!r}, which is no {of.type.__name__}")
+        return attribute(of.key, value)
 
-    def __init__(self, key: str, type_: type) -> None:
-        super().__init__()
-        self._key = key
-        self._type = type_
-
-    def __missing__(self, value: Value) -> bytes:
-        if type(value) is not self._type:
-            raise TypeError(f"{self._key} is {value!r}, which is no {self._type.__name__}")
-        if isinstance(value, tuple | bytes) or (isinstance(value, str) and len(value) > _LONG):
-            return attribute(self._key, value)  # a block table or a prompt's hashes: hardly ever seen twice
-        if len(self) >= _REMEMBERED:
-            self.clear()
-        encoded = self[value] = attribute(self._key, value)
-        return encoded
+    return encode if of.type in (tuple, bytes) else _remembered(encode)
 
 
-class SequenceNumbers:
-    """The attribute with a value that is new every time: only its upper bits are remembered. Saves 2.2 us a span."""
+def numbered(key: str) -> Callable[[int], bytes]:
+    """What encodes an attribute with a number that is new each time, 0 or more: what precedes the number is remembered, by
+    the number's length."""
+    before = {length: attribute(key, (1 << 7 * length) - 1)[:-length] for length in range(1, 10)}
 
-    def __init__(self, key: str) -> None:
-        self._key = key
-        self._upper = 0
-        self._before = self._after = b""
+    def encode(number: int) -> bytes:
+        encoded = varint(number)
+        return before[len(encoded)] + encoded
 
-    def of(self, sequence: int) -> bytes:
-        """The attribute as a field of `Span`."""
-        upper = sequence >> _LOW_BITS
-        if upper == 0:
-            return attribute(self._key, sequence)
-        if upper != self._upper:
-            self._upper, self._after = upper, varint(upper)
-            self._before = attribute(self._key, sequence)[: -len(self._after) - 2]
-        return self._before + _LOW[sequence & (1 << _LOW_BITS) - 1] + self._after
+    return encode
 
 
 def _status(error: str) -> bytes:
@@ -178,32 +151,21 @@ def _exception(error: str, at_ns: int) -> bytes:
     return field(11, _EVENT_TIME.pack(0x09, at_ns) + field(2, b"exception") + exception)
 
 
-class _Identities(dict[Identity, tuple[bytes, bytes, bytes, bytes]]):
+def _shared_fields(of_root: bytes, identity: Identity) -> tuple[bytes, bytes, bytes, bytes]:
     """What the spans of a request share, as fields of `Span`: the trace's id and flags; the root's id as a parent; what the
     root itself has instead, and its names for others' tools; and the attributes that name the request and say whether it is
     sampled."""
-
-    def __init__(self, model: str | None) -> None:
-        super().__init__()
-        self._of_root = b"" if model is None else attribute(semconv.REQUEST_MODEL.key, model)
-        self._of_root += attribute(semconv.PROVIDER.key, "vllm")
-
-    def __missing__(self, identity: Identity) -> tuple[bytes, bytes, bytes, bytes]:
-        root, caller, request_id, sampled = identity
-        if len(self) >= _REMEMBERED:
-            self.clear()
-        trace, span_id, external = field(1, root[:16]), root[16:], semconv.external_id(request_id)
-        trace += _FLAGS if sampled else b""
-        if not request_id:
-            fields = self[identity] = (trace, field(4, span_id), trace + field(2, span_id), b"")
-            return fields
-        own = trace + field(2, span_id) + (field(4, caller) if caller else b"")
-        own += self._of_root + attribute(semconv.CALLERS_ID.key, external)
-        own += attribute(semconv.OPERATION.key, "chat" if external.startswith(_CHAT) else "text_completion")
-        names = attribute(semconv.REQUEST_ID.key, request_id) + attribute(semconv.EXTERNAL_ID.key, external)
-        names += b"" if sampled else attribute(semconv.SAMPLED.key, False)
-        fields = self[identity] = (trace, field(4, span_id), own, names)
-        return fields
+    root, caller, request_id, sampled = identity
+    trace, span_id, external = field(1, root[:16]), root[16:], semconv.external_id(request_id)
+    trace += _FLAGS if sampled else b""
+    own = trace + field(2, span_id)
+    if not request_id:
+        return trace, field(4, span_id), own, b""
+    own += (field(4, caller) if caller else b"") + of_root + attribute(semconv.CALLERS_ID.key, external)
+    own += attribute(semconv.OPERATION.key, "chat" if external.startswith(_CHAT) else "text_completion")
+    names = attribute(semconv.REQUEST_ID.key, request_id) + attribute(semconv.EXTERNAL_ID.key, external)
+    names += b"" if sampled else attribute(semconv.SAMPLED.key, False)
+    return trace, field(4, span_id), own, names
 
 
 def in_minute(nobody: bytes, minute: int) -> bytes:
@@ -212,14 +174,10 @@ def in_minute(nobody: bytes, minute: int) -> bytes:
     return hashlib.blake2b(nobody + minute.to_bytes(8, "big"), digest_size=24).digest()
 
 
-class _Lengths(dict[int, bytes]):
-    """Tag and length of a span, as a field of `ScopeSpans`."""
-
-    def __missing__(self, length: int) -> bytes:
-        if len(self) >= _REMEMBERED:
-            self.clear()
-        encoded = self[length] = b"\x12" + varint(length)
-        return encoded
+@_remembered
+def _tag_and_length(length: int) -> bytes:
+    """What precedes a span of this length, as a field of `ScopeSpans`."""
+    return b"\x12" + varint(length)
 
 
 class Encoder:
@@ -233,17 +191,16 @@ class Encoder:
         self._kinds = {
             str(kind): (
                 _named(semconv.span_name(kind)),
-                tuple(_Attribute(a.key, a.type) for a in attributes),
+                tuple(map(_attribute, attributes)),
             )
             for kind, attributes in ((*FIELDS.items(), (semconv.STEP_SPAN, STEP_FIELDS)))
         }
-        self._epochs = _Attribute(semconv.EPOCH.key, int)
-        self._output_tokens = _Attribute(semconv.OUTPUT_TOKENS.key, int)
-        self._request_sequences = _Attribute(semconv.REQUEST_SEQUENCE.key, int)
-        self._sequence = SequenceNumbers(semconv.SEQUENCE.key)
+        self._epoch, self._output_tokens = _attribute(semconv.EPOCH), _attribute(semconv.OUTPUT_TOKENS)
+        self._request_sequence, self._sequence = _attribute(semconv.REQUEST_SEQUENCE), numbered(semconv.SEQUENCE.key)
         model = resource.get(semconv.SERVED_MODEL.key) or resource.get(semconv.MODEL.key)
-        self._identities = _Identities(None if model is None else str(model))
-        self._lengths = _Lengths()
+        of_root = b"" if model is None else attribute(semconv.REQUEST_MODEL.key, str(model))
+        of_root += attribute(semconv.PROVIDER.key, "vllm")
+        self._shared = _remembered(partial(_shared_fields, of_root))
         self._engine = _named(semconv.ENGINE_SPAN)
         self._engine += attribute(semconv.ENGINE_ID.key, str(resource.get(semconv.ENGINE_ID.key, "")))
         self._minute: tuple[bytes, int, Identity] = (b"", -1, (b"", b"", "", True))
@@ -272,7 +229,7 @@ class Encoder:
             if not event[2][2]:
                 event, engine = self._of_engine(event)
             body = self._span(event)
-            body = self._lengths[len(body)] + body
+            body = _tag_and_length(len(body)) + body
             if part and (numbers >= most or size + len(body) > MAX_BYTES):
                 yield part
                 part, numbers, size = [], 0, 0
@@ -301,14 +258,14 @@ class Encoder:
         while len(self._firsts) > _MINUTES:
             del self._firsts[next(iter(self._firsts))]
         begin_ns = minute * semconv.ENGINE_NS
-        _, _, own, _ = self._identities[identity]
+        _, _, own, _ = self._shared(identity)
         root = own + self._engine + _TIMES.pack(0x39, begin_ns, 0x41, begin_ns + semconv.ENGINE_NS)
-        return event, [(self._lengths[len(root)] + root, 0)]
+        return event, [(_tag_and_length(len(root)) + root, 0)]
 
     def _span(self, event: EventTuple) -> bytes:
         """The body of a `Span` message."""
         kind, source, identity, sequence, request_sequence, epoch, start_ns, end_ns, error, values = event
-        trace, parent, root_ids, names = self._identities[identity]
+        trace, parent, root_ids, names = self._shared(identity)
         name, fields = self._kinds[kind]
         times = _TIMES.pack(0x39, self._base_ns + start_ns, 0x41, self._base_ns + end_ns)
         ids: tuple[bytes, ...]
@@ -317,12 +274,12 @@ class Encoder:
         else:
             span_id = _SPAN_ID.pack(b"\x12\x08", self._span_id_base + sequence & 0xFFFFFFFFFFFFFFFF)
             ids = (trace, span_id, parent)
-        parts = [*ids, name, times, source, self._sequence.of(sequence)]
+        parts = [*ids, name, times, source, self._sequence(sequence)]
         if names:
-            parts += (names, self._epochs[epoch], self._request_sequences[request_sequence])
-        parts += [encoded[value] for encoded, value in zip(fields, values, strict=True) if value is not None]
+            parts += (names, self._epoch(epoch), self._request_sequence(request_sequence))
+        parts += [encode(value) for encode, value in zip(fields, values, strict=True) if value is not None]
         if kind == _REQUEST and (output := values[_OUTPUT]) is not None:
-            parts.append(self._output_tokens[output])
+            parts.append(self._output_tokens(output))
         if kind == _CUT_OFF:
             parts.append(_status(semconv.CUT_OFF_REASON))
         elif error is not None:

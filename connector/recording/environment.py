@@ -27,8 +27,8 @@ _HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+=[\x20-\x7e]*")
 _logged: set[str] = set()
 """What has been logged in this process."""
 
-Wrong = str | None
-"""What a variable must be, if it is not; else None."""
+Check = tuple[str, Callable[[str], bool]]
+"""What a variable must be, and whether a value is; a value that makes it raise is not."""
 
 
 def usable(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -42,9 +42,9 @@ def usable(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
             del good[name]  # as the specification has it
         elif name.endswith("_HEADERS") and _OTLP.match(name):
             _check_headers(name, good)
-        elif wrong := _wrong(name, value.strip()):
+        elif (check := _CHECKS.get(_OTLP.sub("OTLP_", name))) is not None and not _fits(value.strip(), check[1]):
             del good[name]
-            _log(f"{name} is {value!r}, but must be {wrong}; it counts as unset")
+            _log(f"{name} is {value!r}, but must be {check[0]}; it counts as unset")
     _check_endpoint(good)
     _check_compression(good)
     return good
@@ -91,52 +91,17 @@ def _of_traces(what: str, environ: Mapping[str, str]) -> str | None:
     return environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{what}") or environ.get(f"OTEL_EXPORTER_OTLP_{what}")
 
 
+def _fits(value: str, check: Callable[[str], bool]) -> bool:
+    try:
+        return check(value)
+    except (OSError, ValueError):
+        return False
+
+
 def _log(text: str) -> None:
     if text not in _logged:
         _logged.add(text)
         logger.warning("kvtrail: %s", text)
-
-
-def _wrong(name: str, value: str) -> Wrong:
-    check = _CHECKS.get(_OTLP.sub("OTLP_", name))
-    return None if check is None else check(value)
-
-
-def _whole(most: int) -> Callable[[str], Wrong]:
-    def check(value: str) -> Wrong:
-        fits = value.isascii() and value.isdecimal() and len(value) < 20 and 0 < int(value) <= most
-        return None if fits else f"a whole number from 1 to {most}"
-
-    return check
-
-
-def _seconds(value: str) -> Wrong:
-    # The Python SDK reads seconds, where the specification has milliseconds.
-    return None if _is_within(value, 0.001, 600) else "a number of seconds, 600 at most"
-
-
-def _ratio(value: str) -> Wrong:
-    return None if _is_within(value, 0, 1) else "a number from 0 to 1"
-
-
-def _is_within(value: str, least: float, most: float) -> bool:
-    try:
-        return least <= float(value) <= most
-    except ValueError:
-        return False
-
-
-def _one_of(*values: str) -> Callable[[str], Wrong]:
-    def check(value: str) -> Wrong:
-        return None if value.lower() in values else " or ".join(values)
-
-    return check
-
-
-def _protocol(value: str) -> Wrong:
-    if value not in PROTOCOLS:
-        return " or ".join(PROTOCOLS)
-    return None if _has_exporter(value) else f"one with its package installed (pip install {_exporter(value)})"
 
 
 def _exporter(protocol: str) -> str:
@@ -150,15 +115,6 @@ def _has_exporter(protocol: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ImportError:
         return False
-
-
-def _file(value: str) -> Wrong:
-    try:
-        with Path(value).open("rb") as file:
-            file.read(1)
-    except (OSError, ValueError) as error:
-        return f"a file that can be read ({error})"
-    return None
 
 
 def _check_headers(name: str, good: dict[str, str]) -> None:
@@ -186,15 +142,19 @@ def _check_endpoint(good: dict[str, str]) -> None:
         value = good.get(name)
         if value is None:
             continue
-        try:
-            parts = urlsplit(value)
-            fits = not is_http or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
-        except ValueError:
-            fits = False
-        if not fits or re.search(r"\s", value.strip()):
+        if not _fits(value, _is_url if is_http else _is_address):
             del good[name]
             example = f"http://localhost:{PROTOCOLS[protocol(good)]}"
             _log(f"{name} is {value!r}, but must be an address such as {example}; it counts as unset")
+
+
+def _is_address(value: str) -> bool:
+    return bool(urlsplit(value)) and not re.search(r"\s", value.strip())
+
+
+def _is_url(value: str) -> bool:
+    parts = urlsplit(value)
+    return _is_address(value) and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
 
 
 def _check_compression(good: dict[str, str]) -> None:
@@ -207,16 +167,37 @@ def _check_compression(good: dict[str, str]) -> None:
             good.pop(name, None)
 
 
-_CHECKS: dict[str, Callable[[str], Wrong]] = {
-    "OTLP_PROTOCOL": _protocol,
-    "OTLP_TIMEOUT": _seconds,
+def _can_read(value: str) -> bool:
+    with Path(value).open("rb") as file:
+        file.read(1)
+    return True
+
+
+def _is_whole(value: str, most: int) -> bool:
+    return value.isascii() and value.isdecimal() and len(value) < 20 and 0 < int(value) <= most
+
+
+def _whole(most: int) -> Check:
+    return f"a whole number from 1 to {most}", lambda value: _is_whole(value, most)
+
+
+def _one_of(*values: str) -> Check:
+    return " or ".join(values), lambda value: value.lower() in values
+
+
+_READABLE: Check = "a file that can be read", _can_read
+_SENDS = f"{' or '.join(PROTOCOLS)}, with its package installed (pip install {' or '.join(map(_exporter, PROTOCOLS))})"
+_CHECKS: dict[str, Check] = {
+    "OTLP_PROTOCOL": (_SENDS, lambda value: value in PROTOCOLS and _has_exporter(value)),
+    # The Python SDK reads seconds, where the specification has milliseconds.
+    "OTLP_TIMEOUT": ("a number of seconds, 600 at most", lambda value: 0.001 <= float(value) <= 600),
     "OTLP_COMPRESSION": _one_of("gzip", "deflate", "none"),
     "OTLP_INSECURE": _one_of("true", "false"),
-    "OTLP_CERTIFICATE": _file,
-    "OTLP_CLIENT_KEY": _file,
-    "OTLP_CLIENT_CERTIFICATE": _file,
+    "OTLP_CERTIFICATE": _READABLE,
+    "OTLP_CLIENT_KEY": _READABLE,
+    "OTLP_CLIENT_CERTIFICATE": _READABLE,
     "OTEL_TRACES_SAMPLER": _one_of(*_SAMPLERS),
-    "OTEL_TRACES_SAMPLER_ARG": _ratio,
+    "OTEL_TRACES_SAMPLER_ARG": ("a number from 0 to 1", lambda value: 0 <= float(value) <= 1),
     "OTEL_BSP_SCHEDULE_DELAY": _whole(3_600_000),
     "OTEL_BSP_MAX_QUEUE_SIZE": _whole(10_000_000),
     "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": _whole(100_000),

@@ -21,7 +21,6 @@ from time import monotonic_ns
 from typing import Any
 
 from kvtrail.connector.recording import transport
-from kvtrail.connector.recording.away import ALL
 from kvtrail.connector.recording.exporter import (
     ANSWER,
     LENGTH,
@@ -33,6 +32,7 @@ from kvtrail.connector.recording.exporter import (
 )
 from kvtrail.connector.recording.post_mortem import PostMortem
 from kvtrail.connector.recording.ring import EventTuple
+from kvtrail.connector.recording.send_failures import ALL
 from kvtrail.connector.recording.transport import REFUSALS
 
 GRACE_S = 5.0
@@ -75,7 +75,7 @@ def main(engine_pid: int) -> None:
             unsent = [] if sent else events
             post_mortem.follow(events)
         refused = (exporter.refused[why] - before[why] for why in REFUSALS)
-        _answer(answers, ANSWER.pack(answer, ALL.index(exporter.away), exporter.left, *refused))
+        _answer(answers, ANSWER.pack(answer, ALL.index(exporter.failure), exporter.left, *refused))
     if unsent:
         exporter.send(unsent)  # the engine cannot send it again
     if last := post_mortem.final_events(monotonic_ns(), torn=torn):  # the same clock in all processes of a machine

@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import kvtrail
 from kvtrail.connector.recording import environment, transport
-from kvtrail.connector.recording.away import ALL, Away
 from kvtrail.connector.recording.encoder import Encoder, Part
 from kvtrail.connector.recording.ring import EventTuple, sequence_of
+from kvtrail.connector.recording.send_failures import ALL, SendFailure
 from kvtrail.connector.recording.transport import REFUSALS, Refused
 from kvtrail.tracer.events.losses import Lost
 
@@ -48,11 +48,11 @@ LENGTH = struct.Struct("<I")
 SENT, SENT_TO_KVTRAIL, NOT_SENT, UNREADABLE = b"+", b"k", b"-", b"!"
 """The export process's answers to a batch."""
 ANSWER = struct.Struct("<cBI" + "I" * len(REFUSALS))
-"""An answer; why the receiver did not take something last, a number of `away.ALL`; how many sequence numbers of the batch are
-left; and how many were refused meanwhile, by `REFUSALS`."""
+"""An answer; why the receiver did not take something last, a number of `send_failures.ALL`; how many sequence numbers of the
+batch are left; and how many were refused meanwhile, by `REFUSALS`."""
 
 
-class Exporter(Protocol):
+class Exporter:
     """Exports a recorder's batches, one at a time, on the recorder's thread.
 
     Attributes:
@@ -60,18 +60,15 @@ class Exporter(Protocol):
         is_kvtrail: whether the receiver that acknowledged the last batch says that it is kvtrail's; None before the first.
         refused: how many sequence numbers the receiver would not take even one by one, by why.
         left: how many of the last batch it has neither acknowledged nor refused; None where that is not known.
-        away: why it did not take the last batch that it did not.
+        failure: why it did not take the last batch that it did not.
     """
 
-    endpoint: str
-    is_kvtrail: bool | None
-
-    @property
-    def refused(self) -> Mapping[Lost, int]: ...
-    @property
-    def left(self) -> int | None: ...
-    @property
-    def away(self) -> Away: ...
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.is_kvtrail: bool | None = None
+        self.refused: Counter[Lost] = Counter()
+        self.left: int | None = 0
+        self.failure = SendFailure.UNKNOWN
 
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
         """Called once, first: the attributes of the recorder's resource, where the ids of its spans begin, and the Unix time
@@ -82,23 +79,22 @@ class Exporter(Protocol):
         that was not sent comes again, unchanged. An empty one is sent, too: its acknowledgement says who receives.
 
         Raises:
-            Exception: the events cannot be encoded as they are, and none of them has been sent; see `plain`.
+            Exception: the events cannot be encoded as they are, and none of them has been sent; see `values`.
         """
+        return True
 
     def close(self) -> None:
         """Give up what is being sent."""
 
 
-class InProcessExporter:
+class InProcessExporter(Exporter):
     """Encodes and sends on the thread that calls it."""
 
     def __init__(self, sender: transport.Transport) -> None:
-        self.endpoint = sender.endpoint
-        self.is_kvtrail: bool | None = None
+        super().__init__(sender.endpoint)
         self._transport = sender
         self._batch_size = transport.batch_size()
         self._batch = -1
-        self.refused: Counter[Lost] = Counter()
         self._pending: deque[Part] = deque()
         """What remains of the batch."""
 
@@ -116,30 +112,22 @@ class InProcessExporter:
         while self._pending:
             part = self._pending[0]
             try:
-                if not self._transport.send(self._encoder.request(part)):
-                    return False
-                self.is_kvtrail = self._transport.is_kvtrail
+                is_sent = self._transport.send(self._encoder.request(part))
             except Refused as refusal:
                 if len(part) > 1:
                     half = len(part) // 2
                     self._pending[0] = part[half:]
                     self._pending.appendleft(part[:half])
                     continue
-                if not (part and self._takes_anything()):
-                    return False
-                self.refused[refusal.why] += sum(numbers for _, numbers in part)
+                is_sent = bool(part) and self._takes_anything()
+                self.refused[refusal.why] += is_sent * sum(numbers for _, numbers in part)
+            else:
+                self.is_kvtrail = self._transport.is_kvtrail if is_sent else self.is_kvtrail
+            if not is_sent:
+                break
             self._pending.popleft()
-        return True
-
-    @property
-    def left(self) -> int:
-        """Of the last batch, the sequence numbers that it has neither acknowledged nor refused."""
-        return sum(numbers for part in self._pending for _, numbers in part)
-
-    @property
-    def away(self) -> Away:
-        """Why the receiver did not take the last request that it did not."""
-        return self._transport.away
+        self.left, self.failure = sum(n for part in self._pending for _, n in part), self._transport.failure
+        return not self._pending
 
     def _takes_anything(self) -> bool:
         """Whether the receiver takes a request without spans: if not, then it is not the request that it refuses."""
@@ -152,21 +140,16 @@ class InProcessExporter:
         self._transport.close()
 
 
-class ExportProcess:
+class ExportProcess(Exporter):
     """A process that encodes and sends; see `export_process`. It is replaced if it dies, and ends soon after the engine.
 
     Attributes:
-        endpoint, is_kvtrail: as for any exporter.
         pid: of the process; None while none has answered yet.
     """
 
     def __init__(self) -> None:
         self._environ = environment.usable()  # so that what is wrong is said here, and not in the process
-        self.endpoint = environment.endpoint(self._environ)
-        self.is_kvtrail: bool | None = None
-        self.refused: Counter[Lost] = Counter()
-        self.left: int | None = None
-        self.away = Away.UNKNOWN
+        super().__init__(environment.endpoint(self._environ))
         self.pid: int | None = None
         self._hello = b""
         self._closed = self._gone = False
@@ -219,7 +202,7 @@ class ExportProcess:
         if len(read) < ANSWER.size:
             return b""
         answer, why, self.left, *refused = ANSWER.unpack(read)
-        self.away = ALL[why]
+        self.failure = ALL[why]
         self.refused.update(dict(zip(REFUSALS, refused, strict=True)))
         return bytes(answer)
 

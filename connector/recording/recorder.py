@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 from opentelemetry.sdk.environment_variables import (
     OTEL_BSP_MAX_QUEUE_SIZE,
@@ -32,15 +32,14 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.sampling import Sampler
 
 from kvtrail import __version__
-from kvtrail.connector.recording import death, environment, exporter
-from kvtrail.connector.recording.away import Away
+from kvtrail.connector.recording import environment, exporter
 from kvtrail.connector.recording.contexts import Contexts, RequestContext, root_ids
-from kvtrail.connector.recording.hashing import naming
-from kvtrail.connector.recording.idle import IdleRequests
-from kvtrail.connector.recording.plain import plain
+from kvtrail.connector.recording.exceptions import MOST_OF_A_DEATH, cause_of_death
+from kvtrail.connector.recording.idle_requests import IdleRequests
+from kvtrail.connector.recording.request_names import naming
 from kvtrail.connector.recording.ring import EVERYTHING, LARGE, EventTuple, Ring, bytes_of, numbers_of
-from kvtrail.connector.recording.sizes import MAX_TEXT, bounded
 from kvtrail.connector.recording.transport import THREAD_NAME
+from kvtrail.connector.recording.values import MAX_TEXT, bounded, with_declared_types
 from kvtrail.connector.settings import QUEUE_MIB, Heartbeats, LevelSwitch
 from kvtrail.tracer.events import messages, semconv
 from kvtrail.tracer.events.losses import Lost
@@ -54,22 +53,12 @@ loses its caches, so a few large batches cost it less than many small ones."""
 MAX_ROWS = 2048
 """Of an event: a row takes 200 bytes where ids are as long as they may be, and the blocks that the step adds to it."""
 _EPOCH, _SAMPLED, _NAME, _SEQUENCE = map(attrgetter, ("epoch", "sampled", "name", "sequence"))
-_CUT_OFF = Kind.CUT_OFF.value
+_NAMES: dict[str, str] = {kind: kind.value for kind in Kind}
+"""Reading an enum's value takes five times as long."""
 HEARTBEAT_S = 5.0
 WARN_EVERY_S = 60.0
 LEAST_OFFSET_NS = 10**9
 """By how much the wall clock must have moved to be recorded."""
-
-
-class Spare(Protocol):
-    """How long a scheduler has had the means to run one more request, whether it is paused, and how many it runs."""
-
-    @property
-    def total_ns(self) -> int: ...
-    @property
-    def is_paused(self) -> bool | None: ...
-    @property
-    def running(self) -> int | None: ...
 
 
 class Recorder:
@@ -80,7 +69,7 @@ class Recorder:
         level: how much is recorded.
         steps: scheduling steps so far; None on a worker.
         probes_off: the connectors with a probe that is switched off, in order.
-        spare: how long the scheduler has had spare capacity; None where it is not seen.
+        spare: a `tracing.spare.SpareCapacity`: how long the scheduler has had spare capacity; None where it is not seen.
         holders: asked on the recorder's own thread how many bytes each connector holds; None where it does not know.
     """
 
@@ -92,7 +81,7 @@ class Recorder:
         self.engine_id = engine_id
         self.level = LevelSwitch()
         self.steps: int | None = None
-        self.spare: Spare | None = None
+        self.spare: Any = None
         limit = environment.number(OTEL_BSP_MAX_QUEUE_SIZE, 65_536)
         self._ring = Ring(limit, queue_bytes)
         self._append, self._numbers = self._ring.waiting.append, self._ring.numbers
@@ -111,12 +100,12 @@ class Recorder:
         launch = str(resource.get(semconv.LAUNCH.key, ""))
         self.contexts = Contexts(engine_id, _sampler(), launch=launch, sampled_only=sampled_only, name=naming())
         self._heartbeats = Heartbeats(resource.get(semconv.HEARTBEATS.key, Heartbeats.AUTO))
-        self._no_request = RequestContext("", start_ns=0, root=root_ids(engine_id, self.id), parent=None, sampled=True)
+        self._no_request = RequestContext("", "", root_ids(engine_id, self.id))
         self._exporter = out
         self._base_ns = time.time_ns() - time.monotonic_ns()
         """What makes Unix time of the monotonic clock. It stays as it is: where the wall clock jumps, events do not."""
         out.open(attributes, secrets.randbits(63), self._base_ns)
-        self._given_up: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
         self._sent = self._dropped_logged = 0
         self._not_recorded: Counter[str] = Counter()
         self._counting = threading.Lock()
@@ -127,10 +116,9 @@ class Recorder:
         self._flushed = threading.Condition()
         self._flush_done = self._flush_asked = 0
         self._closing = False
-        self._warned_s: dict[Away, float] = {}
-        """When it was last logged that the receiver is away, by why."""
-        self._dropped_at_s = self._heartbeat_s = float("-inf")
-        self._warned_no_listener = False
+        self._logged_s: dict[object, float] = {}
+        """When each kind of trouble was last logged."""
+        self._heartbeat_s = float("-inf")
         self._connectors = 0
         self._leaving = False
         self._end_record_at: int | None = None
@@ -161,12 +149,15 @@ class Recorder:
             context = self._no_request
         elif not context.recorded:
             return
+        kind = _NAMES[kind]
         size = bytes_of(kind, values)
         if error is not None:
             error = context.redacted(error)[: messages.MOST]
             size += len(error)
         if size > MAX_TEXT:
-            values = self._bounded(kind, values)
+            values, is_left_out = bounded(kind, values)
+            if is_left_out:  # counted, and unknown
+                self.leave_out(kind, None)
             size = bytes_of(kind, values) + LARGE
         sequence, number = next(self._numbers), next(context.sequence)
         event = (kind, source, context.identity, sequence, number, context.epoch, start_ns, end_ns, error, values)
@@ -242,13 +233,13 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """Events lost so far: pushed out of a full ring, given up after a failed export, or refused."""
-        return sum(self._given_up.values()) + self._ring.dropped + sum(self._exporter.refused.values())
+        return sum(self._lost.values()) + self._ring.dropped + sum(self._exporter.refused.values())
 
     @property
     def dropped_by(self) -> dict[str, int]:
         """The same by their reason, of `Lost`."""
         pushed_out, by_bytes = self._ring.dropped, self._ring.crowded_out
-        lost: Counter[str] = self._given_up + Counter(self._exporter.refused)
+        lost: Counter[str] = self._lost + Counter(self._exporter.refused)
         lost[Lost.QUEUE_EVENTS], lost[Lost.QUEUE_BYTES] = max(0, pushed_out - by_bytes), min(pushed_out, by_bytes)
         return {str(why): count for why, count in lost.items() if count}
 
@@ -279,7 +270,7 @@ class Recorder:
         """Send what is left, for `timeout_s` at most, and stop. A second call does nothing."""
         if self._closing:
             return
-        self._die_of(death.cause_of(death.of_process()))
+        self._die_of(cause_of_death())
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -290,14 +281,7 @@ class Recorder:
     def _die_of(self, error: str | None) -> None:
         """Note what the end record says of an exception; the first one counts."""
         if error is not None and self._ended_by is None:
-            self._ended_by = self.contexts.redacted(error)[: death.MOST]
-
-    def _bounded(self, kind: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The values without what is too large for a span; that is counted, and unknown."""
-        small, left_out = bounded(kind, values)
-        if left_out:
-            self.leave_out(kind, None)
-        return small
+            self._ended_by = self.contexts.redacted(error)[:MOST_OF_A_DEATH]
 
     # Everything below runs on the recorder's own thread.
 
@@ -331,7 +315,7 @@ class Recorder:
         elif closing:
             rest = self._ring.take(EVERYTHING, most_bytes=EVERYTHING)
             self._give_up(batch)
-            self._given_up[Lost.UNSENT] += _numbers(rest)
+            self._lost[Lost.UNSENT] += _numbers(rest)
         elif self._ring.is_full:
             self._give_up(batch)  # perhaps the tracer refuses just these: try others
             batch = []
@@ -343,52 +327,58 @@ class Recorder:
             try:
                 sent = self._exporter.send(events)
             except Exception:
-                self._make_plain(events)
+                self._convert(events)
                 sent = not events or self._exporter.send(events)
         except Exception:
             logger.exception("kvtrail: %d events could not be encoded and are lost", _numbers(events))
-            self._given_up[Lost.UNREADABLE] += _numbers(events)
+            self._lost[Lost.UNREADABLE] += _numbers(events)
             return True
         # Of a batch that is not done, the refused ones count now, and the others once it is.
         self._sent += (_numbers(events) if sent else 0) - (self._refused() - refused)
-        now_s = time.monotonic()
         if sent:
-            self._log_dropped(now_s)
-        elif now_s - self._warned_s.get(away := self._exporter.away, float("-inf")) > WARN_EVERY_S:
-            self._warned_s[away] = now_s
+            self._log_dropped()
+        elif self._may_log(failure := self._exporter.failure):
             logger.warning(
                 "kvtrail: no tracer answers at %s%s; %d events wait, %d were dropped. The engine goes on undisturbed. %s",
                 self.endpoint,
-                away.why,
+                failure.why,
                 len(self._ring.waiting) + len(events),
                 self.dropped,
-                away.advice,
+                failure.advice,
             )
         return sent
 
     def _refused(self) -> int:
         return sum(self._exporter.refused.values())
 
-    def _log_dropped(self, now_s: float) -> None:
-        """Events are sent again: the log says which were not, once a minute at most."""
+    def _may_log(self, what: object, every_s: float = WARN_EVERY_S) -> bool:
+        """Whether this was not logged for so long; it will be now, then."""
+        now_s = time.monotonic()
+        is_due = what not in self._logged_s or now_s - self._logged_s[what] > every_s
+        if is_due:
+            self._logged_s[what] = now_s
+        return is_due
+
+    def _log_dropped(self) -> None:
+        """Events are sent again: the log says which were not."""
         dropped = self.dropped
-        if dropped != self._dropped_logged and now_s - self._dropped_at_s > WARN_EVERY_S:
-            self._dropped_logged, self._dropped_at_s = dropped, now_s
+        if dropped != self._dropped_logged and self._may_log("dropped"):
+            self._dropped_logged = dropped
             reasons = ", ".join(f"{why} {count}" for why, count in self.dropped_by.items())
             logger.warning("kvtrail: %d events were dropped so far (%s); later ones arrive.", dropped, reasons)
 
     def _give_up(self, batch: list[EventTuple]) -> None:
         """This batch could not be sent; a part of it may have been."""
         left = _numbers(batch) if self._exporter.left is None else self._exporter.left
-        self._given_up[Lost.UNSENT] += left
+        self._lost[Lost.UNSENT] += left
         self._sent += _numbers(batch) - left
 
-    def _make_plain(self, events: list[EventTuple]) -> None:
-        """Make plain what is odd in these events, and leave out those that cannot be recorded."""
+    def _convert(self, events: list[EventTuple]) -> None:
+        """Convert what is odd in these events, and leave out those that cannot be recorded."""
         readable = []
         for event in events:
-            if (as_plain := plain(event)) is not None:
-                readable.append(as_plain)
+            if (converted := with_declared_types(event)) is not None:
+                readable.append(converted)
             else:
                 self.leave_out(str(event[0]), None)  # its number is missing
         events[:] = readable
@@ -420,14 +410,13 @@ class Recorder:
         recorded = self._sent + dropped  # before the requests' own numbers are read, which go on meanwhile
         idle = None if self.steps is None else self._idle.select(self.contexts.events())
         ended_by = self._ended_by if closing else None
-        spare, paused, running = (None, None, None)
-        if self.spare is not None:
-            spare, paused, running = self.spare.total_ns, self.spare.is_paused or None, self.spare.running
+        spare = self.spare
+        spare_ns, paused, running = (spare.total_ns, spare.is_paused or None, spare.running) if spare else (None,) * 3
         held = self._held_bytes()
         reasons = tuple(f"{why}:{count}" for why, count in self.dropped_by.items()) or None
-        of_scheduler = (spare, paused, reasons, running)
+        of_scheduler = (spare_ns, paused, reasons, running)
         values = (recorded, dropped, closing, *losses, *(idle or (None, None)), ended_by, held, *of_scheduler)
-        self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, values)
+        self.record(Kind.HEARTBEAT, b"", None, at_ns, at_ns, values)
         events = self._ring.take(BATCH)
         if closing:
             self._end_record_at = self._ring.next
@@ -445,8 +434,7 @@ class Recorder:
             return self._heartbeats is Heartbeats.SPANS
         if self._exporter.is_kvtrail is None:
             self._send([])
-        if self._exporter.is_kvtrail is False and not self._warned_no_listener:
-            self._warned_no_listener = True
+        if self._exporter.is_kvtrail is False and self._may_log("no heartbeats", float("inf")):
             logger.info(
                 "kvtrail sends no heartbeats: the receiver at %s is not kvtrail. If kvtrail is behind it, as behind a"
                 " Collector, set KVTRAIL_HEARTBEATS=spans, or it cannot distinguish an idle engine from a dead one.",
@@ -459,7 +447,7 @@ class Recorder:
         begun = self.contexts.begun()
         for each in begun:
             values = (semconv.CUT_OFF, getattr(each.request, "num_prompt_tokens", None))
-            self.record(_CUT_OFF, each.source or b"", each, each.start_ns, time.monotonic_ns(), values)
+            self.record(Kind.CUT_OFF, each.source or b"", each, each.start_ns, time.monotonic_ns(), values)
             self.contexts.end(each)
         return bool(begun)
 

@@ -11,8 +11,9 @@ import marshal
 import threading
 from collections import deque
 from collections.abc import Sequence
-from itertools import count
-from operator import itemgetter
+from functools import partial
+from itertools import compress, count
+from operator import is_not, itemgetter
 from sys import getsizeof
 from typing import Any
 
@@ -38,11 +39,13 @@ BATCH_BYTES = 2 << 20
 
 sequence_of = itemgetter(3)
 """An event's sequence number in its recorder; of a step, that of its first row."""
-SIZED: dict[str, tuple[int, ...]] = {
-    kind: tuple(n for n, attribute in enumerate(attributes) if attribute.type in (tuple, bytes, str))
-    for kind, attributes in ((*((str(k), a) for k, a in FIELDS.items()), (STEP_SPAN, STEP_FIELDS)))
+MAY_BE_LARGE: dict[str, tuple[bool, ...]] = {
+    str(kind): tuple(attribute.type in (tuple, bytes, str) for attribute in attributes)
+    for kind, attributes in (*FIELDS.items(), (STEP_SPAN, STEP_FIELDS))
 }
-"""By kind, the places of the values that may be large."""
+"""By kind, for each of the values."""
+_IS_KNOWN = partial(is_not, None)
+_TEXTS = (str, bytes)
 
 
 def numbers_of(event: EventTuple) -> int:
@@ -53,15 +56,9 @@ def numbers_of(event: EventTuple) -> int:
 def bytes_of(kind: str, values: Sequence[Any]) -> int:
     """About how many bytes the lists and texts of an event take; what is no list or text counts nothing."""
     size = 0
-    for n in SIZED[kind]:
+    for value in filter(_IS_KNOWN, compress(values, MAY_BE_LARGE[kind])):
         try:
-            value = values[n]
-            if value is None:
-                continue
-            if type(value) is str or type(value) is bytes:
-                size += len(value)
-            else:
-                size += len(value) * (8 + getsizeof(value[0]))
+            size += len(value) if type(value) in _TEXTS else len(value) * (8 + getsizeof(value[0]))
         except Exception:  # an odd object, or an empty list
             continue
     return size

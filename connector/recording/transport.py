@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_EXPORT_BATCH_SIZE
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from kvtrail.connector.recording import away, environment
-from kvtrail.connector.recording.away import Away
+from kvtrail.connector.recording import environment, send_failures
+from kvtrail.connector.recording.send_failures import SendFailure
 from kvtrail.tracer.events.losses import Lost
 from kvtrail.tracer.events.semconv import RECEIVER
 
@@ -50,12 +50,12 @@ class Transport(Protocol):
     Attributes:
         endpoint: where it goes.
         is_kvtrail: whether the receiver of the last one that was acknowledged said that it is kvtrail's.
-        away: why the last one that was not acknowledged was not.
+        failure: why the last one that was not acknowledged was not.
     """
 
     endpoint: str
     is_kvtrail: bool
-    away: Away
+    failure: SendFailure
 
     def send(self, payload: bytes) -> bool:
         """True once the receiver has acknowledged it. Blocks for the exporter's timeout at most.
@@ -87,7 +87,7 @@ class _Grpc:
                 except RpcError as error:  # this one is a grpc.Call, too
                     code, trailing = error.code().name, error.trailing_metadata() or ()
                     why = None if error.details() == _FULL else _refusal(code, trailing)
-                    this.away = away.of_grpc(code, error.details() or "", is_refusal=why is not None)
+                    this.failure = send_failures.of_grpc(code, error.details() or "", is_refusal=why is not None)
                     if why is not None:
                         raise Refused(why) from None
                     if code == "UNAVAILABLE" and not _says_when(trailing):
@@ -110,7 +110,7 @@ class _Grpc:
                 return 0  # only for the SDK's own metrics
 
         self._exporter = BytesExporter()
-        self.endpoint, self.is_kvtrail, self.away = endpoint, False, Away.UNKNOWN
+        self.endpoint, self.is_kvtrail, self.failure = endpoint, False, SendFailure.UNKNOWN
 
     def send(self, payload: bytes) -> bool:
         try:
@@ -137,7 +137,7 @@ class _Http:
         self._exporter = OTLPSpanExporter()
         self._client = self._exporter._client  # the exporter's public method would encode the spans once more
         self._request, self._client._transport.request = self._client._transport.request, self._asked  # type: ignore[method-assign]
-        self.endpoint, self.is_kvtrail, self.away = endpoint, False, Away.UNKNOWN
+        self.endpoint, self.is_kvtrail, self.failure = endpoint, False, SendFailure.UNKNOWN
 
     def send(self, payload: bytes) -> bool:
         try:
@@ -148,7 +148,7 @@ class _Http:
         code = result.status_code
         is_refusal = code is not None and code >= 400 and code not in _AGAIN_HTTP
         if code is not None and not result.success:
-            self.away = away.of_http(code, is_refusal=is_refusal)
+            self.failure = send_failures.of_http(code, is_refusal=is_refusal)
         if is_refusal:
             raise Refused(Lost.TOO_LARGE if code == _TOO_LARGE_HTTP else Lost.REFUSED)
         return bool(result.success)
@@ -156,7 +156,7 @@ class _Http:
     def _asked(self, *what: Any, **how: Any) -> Any:
         result = self._request(*what, **how)
         if result.error is not None:
-            self.away = away.of_text(f"{type(result.error).__name__}: {result.error}")
+            self.failure = send_failures.of_text(f"{type(result.error).__name__}: {result.error}")
             raise _Away
         self.is_kvtrail = RECEIVER in {name.lower() for name in result.headers()}
         return result

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvtrail.connector.recording import recorder
-from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.encoder import Encoder
+from kvtrail.connector.recording.exporter import Exporter
 from kvtrail.connector.recording.ring import EventTuple, numbers_of
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import FIELDS, Event, place
@@ -22,16 +22,12 @@ _HEARTBEAT = FIELDS[semconv.Kind.HEARTBEAT]
 _STEP = place(semconv.Kind.HEARTBEAT, "scheduler_step")
 
 
-class InMemoryExporter:
+class InMemoryExporter(Exporter):
     """Holds what one recorder exports, in its order."""
 
-    endpoint = "memory"
-    is_kvtrail: bool | None = True
-    away = Away.UNKNOWN
-    refused: Mapping[Any, int] = {}
-    left: int | None = 0
-
     def __init__(self) -> None:
+        super().__init__("memory")
+        self.is_kvtrail = True
         self._held: list[EventTuple] = []
         self._payloads: list[bytes] = []
         """The same, as the export process would send it."""

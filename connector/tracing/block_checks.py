@@ -6,30 +6,28 @@ Nothing of this costs anything where it is off: only an object with bytes to che
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.fingerprints.checksums import BlockChecksums, HandedOver
-from kvtrail.connector.fingerprints.plan import CheckPlan, Group
+from kvtrail.connector.fingerprints.plan import Group
 from kvtrail.connector.fingerprints.scheduler import CheckScheduler
 from kvtrail.connector.fingerprints.store import identity_of as identity_of_caches
 from kvtrail.connector.fingerprints.store import is_own
 from kvtrail.connector.known import by_name, unrecoverable
+from kvtrail.connector.kv_layout import hash_size
 from kvtrail.connector.settings import Fingerprints, FingerprintStore, Guard, Settings
 from kvtrail.connector.tracing.handoffs import digest_of
 from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.reading import hit_sources
-from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
-from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.semconv import Kind
 
 if TYPE_CHECKING:
-    from kvtrail.connector.fingerprints.mismatch import Holds
-    from kvtrail.connector.fingerprints.result import CheckResult
+    from kvtrail.connector.fingerprints.result import CheckResult, Holds
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -52,8 +50,16 @@ class BlockChecks:
         wrapped: the names of the methods that are wrapped.
     """
 
-    def __init__(self, connector: Any) -> None:
-        self._connector = connector
+    def __init__(
+        self, connector: Any, instrumentation: Any, settings: Settings, vllm_config: Any, kv_cache_config: Any
+    ) -> None:
+        """`instrumentation` is the connector's, of the same side."""
+        self._connector, self._instrumentation, self._settings = connector, instrumentation, settings
+        self._vllm_config, self._kv_cache_config = vllm_config, kv_cache_config
+        self._groups = groups_of(vllm_config, kv_cache_config)
+        self._receives = _receives(vllm_config.kv_transfer_config)
+        self._engine_id = str(vllm_config.kv_transfer_config.engine_id)
+        self._step = 0
         self.wrapped: set[str] = set()
 
     def stop(self) -> None:
@@ -116,24 +122,16 @@ class BlockChecks:
 class SchedulerChecks(BlockChecks):
     """The scheduler's side: sends the workers the checks of each step."""
 
-    def __init__(
-        self,
-        connector: Any,
-        instrumentation: SchedulerInstrumentation,
-        settings: Settings,
-        vllm_config: Any,
-        kv_cache_config: Any,
-    ) -> None:
-        super().__init__(connector)
-        self._instrumentation = instrumentation
-        self._heals = settings.guard is Guard.HEAL
-        self._forces_misses = self._heals and unhealable(connector, vllm_config, kv_cache_config) is None
-        self._step = 0
-        self._block_size = groups_of(vllm_config, kv_cache_config)[0].block_size
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._heals = self._settings.guard is Guard.HEAL
+        self._forces_misses = (
+            self._heals and unhealable(self._connector, self._vllm_config, self._kv_cache_config) is None
+        )
         self._scheduler = CheckScheduler(
-            groups_of(vllm_config, kv_cache_config),
-            hash_size=_hash_size(vllm_config, kv_cache_config),
-            held=HELD[settings.checked_bytes],
+            self._groups,
+            hash_size=hash_size(self._vllm_config, self._kv_cache_config),
+            held=HELD[self._settings.checked_bytes],
             identity=identity_of,
         )
         self._wrap_after("get_num_new_matched_tokens", self._on_lookup)
@@ -141,11 +139,9 @@ class SchedulerChecks(BlockChecks):
         self._wrap_after("build_connector_meta", self._on_step)
         self._wrap_after("update_connector_output", self._on_worker_output)
         self._wrap_after("reset_cache", self._on_reset)
-        transfer = vllm_config.kv_transfer_config
-        self._engine_id = str(transfer.engine_id)
         self._handed_over: dict[str, HandedOver] = {}
         """What other engines say of KV that requests have not loaded yet."""
-        if _receives(transfer):
+        if self._receives:
             self._wrap("get_num_new_matched_tokens", self._before("get_num_new_matched_tokens", self._on_new_lookup))
             if self._heals:
                 self._wrap_after("request_finished", self._on_finished)
@@ -178,7 +174,8 @@ class SchedulerChecks(BlockChecks):
         if (read := checksums.of_engine(self._engine_id)) is not None:
             layout, table = read.layout, block_ids[0] if isinstance(block_ids[0], Sequence) else block_ids
             # A request that goes on may still write to its last block.
-            filled = tokens // self._block_size if request.num_output_tokens > 1 else -(-tokens // self._block_size)
+            size = self._groups[0].block_size
+            filled = tokens // size if request.num_output_tokens > 1 else -(-tokens // size)
             numbers = checksums.chosen(min(filled, len(table)))
             each = dict(zip(numbers, read.of(numbers, [table[number] for number in numbers]), strict=True))
         of_prompt = min(tokens, len(prompt))
@@ -209,16 +206,12 @@ class SchedulerChecks(BlockChecks):
                 self._handed_over.pop(request_id, None)
         plan = self._scheduler.plan_step(output, number)
         if plan is not None:
-            for check in (*plan.before, *plan.states, *plan.loads, *plan.async_loads):
-                self._add_caller(check.request_id, plan)
+            recorder = self._instrumentation.recorder
+            if recorder is not None and recorder.contexts.any_callers:
+                checks = (*plan.before, *plan.states, *plan.loads, *plan.async_loads)
+                contexts = map(recorder.contexts.named, {check.request_id for check in checks})
+                plan.callers = {each.request_id: (each.root, each.sampled) for each in contexts if each.has_caller}
             setattr(metadata, CHECK_PLAN, plan)
-
-    def _add_caller(self, request_id: str, plan: CheckPlan) -> None:
-        """Workers in other processes cannot derive a request's place in its caller's trace."""
-        if (recorder := self._instrumentation.recorder) is not None and request_id not in plan.callers:
-            context = recorder.contexts.named(request_id)
-            if context.has_caller:
-                plan.callers[request_id] = context.root, context.sampled
 
     def _on_worker_output(self, result: Any, output: Any) -> None:
         invalid, failed = getattr(output, "invalid_block_ids", None), getattr(output, "failed_recving", None)
@@ -235,19 +228,9 @@ class SchedulerChecks(BlockChecks):
 class WorkerChecks(BlockChecks):
     """A worker's side: checks blocks where the scheduler's side says."""
 
-    def __init__(
-        self,
-        connector: Any,
-        instrumentation: WorkerInstrumentation,
-        settings: Settings,
-        vllm_config: Any,
-        kv_cache_config: Any,
-    ) -> None:
-        super().__init__(connector)
-        self._instrumentation, self._settings = instrumentation, settings
-        self._vllm_config, self._kv_cache_config = vllm_config, kv_cache_config
-        self._has_groups = len(kv_cache_config.kv_cache_groups) > 1
-        self._step = 0
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._has_groups = len(self._kv_cache_config.kv_cache_groups) > 1
         self._worker: Any = None
         """A `CheckWorker`, once there are KV caches."""
         self._slices: dict[int, str] = {}
@@ -259,21 +242,20 @@ class WorkerChecks(BlockChecks):
     def _on_kv_caches(self, result: Any, kv_caches: dict[str, Any]) -> None:
         from vllm.distributed import kv_transfer
 
-        from kvtrail.connector.fingerprints.caches import fill_with_zeros
         from kvtrail.connector.fingerprints.references import References
         from kvtrail.connector.fingerprints.worker import CheckWorker
+        from kvtrail.connector.kv_layout import fill_with_zeros
 
         if kv_transfer.has_kv_transfer_group() and kv_transfer.get_kv_transfer_group() is not self._connector:
             return  # another connector's child
-        groups = {group.number: group for group in groups_of(self._vllm_config, self._kv_cache_config)}
-        num_blocks = self._kv_cache_config.num_blocks
-        layers = {number: self._kv_cache_config.kv_cache_groups[number].layer_names for number in groups}
+        num_blocks, numbers = self._kv_cache_config.num_blocks, [group.number for group in self._groups]
+        layers = {number: self._kv_cache_config.kv_cache_groups[number].layer_names for number in numbers}
         caches = {number: {name: kv_caches[name] for name in names} for number, names in layers.items()}
-        references = References(own=self._owns_store(), units={number: group.unit for number, group in groups.items()})
+        references = References(own=self._owns_store(), units={group.number: group.unit for group in self._groups})
         self._worker = CheckWorker(
-            self._fingerprints(groups, caches),
+            self._fingerprints(caches),
             references,
-            checksums=self._checksums(groups, caches),
+            checksums=self._checksums(caches),
             fill_with_zeros=partial(fill_with_zeros, kv_caches, num_blocks),
             heals=self._heals(),
             report=self._record,
@@ -288,14 +270,13 @@ class WorkerChecks(BlockChecks):
         self._in_step = {call: wrapped for call, do in after.items() if (wrapped := self._after(call, do))}
         self._in_step["wait_for_save"] = self._before("wait_for_save", self._worker.forward_passed)
 
-    def _fingerprints(self, groups: Mapping[int, Group], caches: Mapping[int, Any]) -> dict[int, Any]:
+    def _fingerprints(self, caches: Mapping[int, Any]) -> dict[int, Any]:
         """Those of each KV cache group."""
         from kvtrail.connector.fingerprints.all_bytes import AllBytes
         from kvtrail.connector.fingerprints.some_bytes import SomeBytes
 
-        num_blocks = self._kv_cache_config.num_blocks
-        sizes = {number: 0 if group.boundary else group.block_size for number, group in groups.items()}
-        heads = self._heads(groups.values())
+        num_blocks, heads = self._kv_cache_config.num_blocks, self._heads()
+        sizes = {group.number: 0 if group.boundary else group.block_size for group in self._groups}
         made = {
             number: SomeBytes(each, num_blocks, sizes[number], heads=heads.get(number, 0))
             for number, each in caches.items()
@@ -305,40 +286,33 @@ class WorkerChecks(BlockChecks):
             return {number: AllBytes(made[number], each) for number, each in caches.items()}
         return made
 
-    def _checksums(self, groups: Mapping[int, Group], caches: Mapping[int, Any]) -> BlockChecksums | None:
+    def _checksums(self, caches: Mapping[int, Any]) -> BlockChecksums | None:
         """For what engines hand over to each other, where they do and requests keep all of their blocks. A scheduler's side
         in this process may read them, too."""
         from kvtrail.connector.fingerprints.some_bytes import SomeBytes
 
-        transfer, groups_in_all = self._vllm_config.kv_transfer_config, self._kv_cache_config.kv_cache_groups
-        if not _receives(transfer) or len(groups_in_all) != 1 or any(each.frees_blocks for each in groups.values()):
+        if not self._receives or self._has_groups or any(each.frees_blocks for each in self._groups):
             return None
-        ((number, group),) = groups.items()
-        heads = self._heads(groups.values()).get(number, 0)
-        read = BlockChecksums(
-            SomeBytes(caches[number], self._kv_cache_config.num_blocks, group.block_size, heads=heads)
-        )
+        (group,), num_blocks = self._groups, self._kv_cache_config.num_blocks
+        heads = self._heads().get(group.number, 0)
+        read = BlockChecksums(SomeBytes(caches[group.number], num_blocks, group.block_size, heads=heads))
         if self._vllm_config.parallel_config.world_size == 1:
-            checksums.enter(str(transfer.engine_id), read)
+            checksums.enter(self._engine_id, read)
         return read
 
     def _owns_store(self) -> bool:
         """Whether this engine alone writes to the connector's store."""
         store = self._settings.fingerprint_store
         if store is FingerprintStore.AUTO:
-            transfer = self._vllm_config.kv_transfer_config
-            return is_own(transfer) and not _receives(transfer)
+            return is_own(self._vllm_config.kv_transfer_config) and not self._receives
         return store is FingerprintStore.OWN
 
-    def _heads(self, groups: Iterable[Group]) -> dict[int, int]:
+    def _heads(self) -> dict[int, int]:
         """By KV cache group, the heads of its blocks, if this engine hands over to others or they to it: those may have
         another tensor-parallel size."""
-        if (
-            not _receives(self._vllm_config.kv_transfer_config)
-            or getattr(self._vllm_config.parallel_config, "pipeline_parallel_size", 1) > 1
-        ):
+        if not self._receives or getattr(self._vllm_config.parallel_config, "pipeline_parallel_size", 1) > 1:
             return {}
-        specs = {group.number: self._kv_cache_config.kv_cache_groups[group.number].kv_cache_spec for group in groups}
+        specs = {each.number: self._kv_cache_config.kv_cache_groups[each.number].kv_cache_spec for each in self._groups}
         return {number: heads for number, spec in specs.items() if (heads := getattr(spec, "num_kv_heads", 0))}
 
     def _slice(self) -> str:
@@ -409,7 +383,7 @@ class WorkerChecks(BlockChecks):
         )
         at_ns = monotonic_ns()
         source = self._instrumentation.source
-        recorder.record(Kind.BLOCK_CHECK.value, source, contexts.named(result.request_id), at_ns, at_ns, values)
+        recorder.record(Kind.BLOCK_CHECK, source, contexts.named(result.request_id), at_ns, at_ns, values)
 
 
 def attach(connector: Any, settings: Settings, vllm_config: Any, role: Any, kv_cache_config: Any) -> BlockChecks | None:
@@ -421,10 +395,8 @@ def attach(connector: Any, settings: Settings, vllm_config: Any, role: Any, kv_c
             "kvtrail: the bytes of KV blocks are not checked: no group with hashes of its blocks, or context parallelism"
         )
         return None
-    given = (settings, vllm_config, kv_cache_config)
-    if role.name == "SCHEDULER":
-        return SchedulerChecks(connector, connector._kvtrail_scheduler, *given)
-    return WorkerChecks(connector, connector._kvtrail_worker, *given)
+    checks = SchedulerChecks if role.name == "SCHEDULER" else WorkerChecks
+    return checks(connector, connector._kvtrail, settings, vllm_config, kv_cache_config)
 
 
 def unhealable(connector: Any, vllm_config: Any, kv_cache_config: Any) -> str | None:
@@ -446,9 +418,9 @@ def groups_of(vllm_config: Any, kv_cache_config: Any) -> list[Group]:
     )
     if kv_cache_config is None or spread > 1:
         return []
-    hash_size = _hash_size(vllm_config, kv_cache_config)
+    size_of_hash = hash_size(vllm_config, kv_cache_config)
     groups = [
-        _group_of(number, group.kv_cache_spec, hash_size)
+        _group_of(number, group.kv_cache_spec, size_of_hash)
         for number, group in enumerate(kv_cache_config.kv_cache_groups)
     ]
     return [group for group in groups if group is not None]
@@ -485,15 +457,6 @@ def _receives(transfer: Any) -> bool:
     names = (transfer.kv_connector, *(child.get("kv_connector") for child in children))
     known = (by_name(str(name).removeprefix("Traced")) for name in names)
     return any(each is not None and Capability.RECEIVES_ONCE in each.capabilities for each in known)
-
-
-def _hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
-    """Tokens of a hash of vLLM's requests."""
-    try:
-        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
-    except ImportError:  # an older vLLM, in which all groups have one size
-        return int(vllm_config.cache_config.block_size)
-    return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
 
 
 def _short(number: int) -> str:

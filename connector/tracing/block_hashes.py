@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from operator import itemgetter
 from time import monotonic_ns
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from weakref import WeakKeyDictionary, proxy
 
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.recording.sizes import MAX_BYTES
+from kvtrail.connector.recording.values import MAX_BYTES
 from kvtrail.tracer.events.semconv import HASH_BYTES, MAX_REPORTED
 
 RESYNC_NS = 600 * 10**9
@@ -20,6 +21,8 @@ MAX_PER_EVENT = MAX_BYTES // HASH_BYTES
 """Hashes in one event: those of a prompt of two million tokens."""
 _SHORT = itemgetter(slice(-HASH_BYTES, None))
 _SEEN_BYTES = 3
+_PLACE = itemgetter(slice(-_SEEN_BYTES, None))
+_number = partial(int.from_bytes, byteorder="big")
 SEEN_BITS = 1 << 8 * _SEEN_BYTES
 """A bit for each block, in 2 MiB. With a million blocks it errs once in 17 times; with many millions it says nothing."""
 _BY_RECORDER: WeakKeyDictionary[Recorder, BlockHashes] = WeakKeyDictionary()
@@ -115,8 +118,7 @@ class SeenBlocks:
     def enter(self, hashes: Sequence[bytes]) -> None:
         """These are in a request."""
         bits = self._bits
-        for each in hashes:
-            place = int.from_bytes(each[-_SEEN_BYTES:], "big")
+        for place in map(_number, map(_PLACE, hashes)):
             bits[place >> 3] |= 1 << (place & 7)
 
     def first_of(self, chain: Sequence[bytes]) -> int:
@@ -124,5 +126,5 @@ class SeenBlocks:
         return bisect_left(chain, True, key=lambda each: not self._may_hold(each))
 
     def _may_hold(self, block: bytes) -> bool:
-        place = int.from_bytes(block[-_SEEN_BYTES:], "big")
+        place = _number(_PLACE(block))
         return bool(self._bits[place >> 3] & 1 << (place & 7))

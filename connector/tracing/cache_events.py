@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -22,7 +23,6 @@ MAX_DELAY_NS = 10**9
 """How long they wait at most, while there are steps."""
 RESYNC_NS = 600 * 10**9
 """After how long all that the cache holds is recorded again, for a sidecar that started later."""
-_CACHE = Kind.PREFIX_CACHE.value
 _GROUP = slice(HASH_BYTES, None)
 """Where a chunk's key has the number of its KV cache group, if there are several."""
 Scope = tuple[int | None, str | None, str | None]
@@ -31,7 +31,7 @@ StoreChange = tuple[Change, str | None]
 """A change, and the request with the store that made it."""
 
 
-class CacheEvents:
+class CacheEvents(ABC):
     """Records the changes of one cache. Subclasses follow it."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -64,23 +64,23 @@ class CacheEvents:
         self._resync_ns = 0
         self._pending.clear()
         ((_, tier, _), _), *_ = self._parts(())
-        self._recorder.record(_CACHE, source, None, at_ns, at_ns, (None, None, None, step, None, tier, None))
+        self._recorder.record(Kind.PREFIX_CACHE, source, None, at_ns, at_ns, (None, None, None, step, None, tier, None))
 
+    @abstractmethod
     def _follow(self) -> None:
         """Follow the cache from now on, if it is not followed yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _snapshot(self) -> Sequence[Any]:
         """All that the cache holds, as changes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _parts(self, changes: Sequence[Any]) -> Sequence[tuple[Scope, Sequence[Change]]]:
         """The changes, in parts that have something in common; at least one part."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _hashes(self, keys: Iterable[bytes]) -> bytes:
         """The hashes of these keys, concatenated."""
-        raise NotImplementedError
 
     def _record(
         self, source: bytes, step: int, at_ns: int, changes: Sequence[Any], *, whole: bool | None = None
@@ -91,7 +91,7 @@ class CacheEvents:
             for first in range(0, max(len(some), 1), MAX_PER_EVENT):
                 runs, keys = _runs(some[first : first + MAX_PER_EVENT])
                 values = (runs, self._hashes(keys), group, step, whole, tier, request)
-                self._recorder.record(_CACHE, source, None, at_ns, at_ns, values)
+                self._recorder.record(Kind.PREFIX_CACHE, source, None, at_ns, at_ns, values)
                 whole = None
 
 

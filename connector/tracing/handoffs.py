@@ -14,7 +14,8 @@ from typing import Any
 
 from kvtrail.connector.recording.contexts import NAMED_BY_GIVER, NAMED_BY_ROUTER
 from kvtrail.connector.tracing.steps import held_at_end
-from kvtrail.tracer.events.events import Side
+from kvtrail.tracer.events.events import FIELDS, LONGEST_REASON, Side
+from kvtrail.tracer.events.semconv import Kind
 
 Values = tuple[Any, ...]
 """The values of a `kv.handoff`, in the order of its fields."""
@@ -23,6 +24,10 @@ GIVING_TIER, TAKING_TIER = "remote_decoder", "remote_prefiller"
 LMCACHE = "disagg_spec"
 """Where LMCache finds its own, on the side that gives. They have no key: `req_id` is a number that LMCache's router counts,
 from 1 on after each start, and the engine that takes gets no parameters."""
+
+
+_BETWEEN_ENGINES = {kind: [each.field for each in FIELDS[kind]] for kind in (Kind.XFER, Kind.NOTIFICATION)}
+_BLOCKS = {"blocks_ids", "blocks_by_group", "peer_blocks_ids"}
 
 
 def given(
@@ -91,6 +96,23 @@ def _keys(side: Side, parameters: Mapping[str, Any], name_of: Callable[[str], st
 def digest_of(tokens: Any) -> str:
     """Of token ids: whether two engines mean the same ones."""
     return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=8).hexdigest()
+
+
+def as_recorded(
+    kind: Kind, values: tuple[Any, ...], name_of: Callable[[str], str], *, with_blocks: bool
+) -> tuple[Any, ...]:
+    """The values of any event that a probe reports, without what a level or a setting leaves out: of transfers and
+    notifications between engines, the blocks, and the other engine's request, to which `name_of` gives its recorded name."""
+    if kind not in _BETWEEN_ENGINES:
+        return values
+    named = dict(zip(_BETWEEN_ENGINES[kind], values, strict=True))
+    if not with_blocks:
+        named.update(dict.fromkeys(named.keys() & _BLOCKS))
+    if (request_id := named["peer_request"]) is not None:
+        named["peer_request"] = name_of(request_id)
+    if (reason := named["reason"]) is not None:
+        named["reason"] = reason[:LONGEST_REASON]
+    return tuple(named.values())
 
 
 def _tuples(blocks: Any) -> Any:

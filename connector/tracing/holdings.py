@@ -14,7 +14,6 @@ PAGE = 512
 PAGE_EVERY_NS = 10**9
 PASS_EVERY_NS = 300 * 10**9
 """How long from one list to the next; longer, where its pages take longer."""
-_HOLDINGS = Kind.HOLDINGS.value
 
 
 class Holdings:
@@ -49,7 +48,7 @@ class Holdings:
         end = first + PAGE
         is_last = end >= len(keys)
         values = (probe.still_held(connector, keys[first:end]), first == 0, is_last)
-        self._recorder.record(_HOLDINGS, self._source, None, at_ns, at_ns, values)
+        self._recorder.record(Kind.HOLDINGS, self._source, None, at_ns, at_ns, values)
         if is_last:
             self.due_ns = max(self.due_ns, self._began_ns + PASS_EVERY_NS)
         else:

@@ -18,9 +18,8 @@ from time import monotonic, monotonic_ns
 from typing import Any, TypeVar
 
 from kvtrail.connector.known.probe import NO_PROBE, Probe
-from kvtrail.connector.recording import death
 from kvtrail.connector.recording.contexts import RequestContext
-from kvtrail.connector.recording.messages import located
+from kvtrail.connector.recording.exceptions import cause_of_death, located
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.reading import ids_in
 from kvtrail.tracer.events.semconv import Kind
@@ -35,8 +34,6 @@ MAX_PROBE_FAILURES = 100
 """Failures of one question in a row after which a probe is switched off."""
 LOG_AGAIN_S = 600.0
 """After how long a failure of the same kind is logged again."""
-KIND_NAMES = {kind: kind.value for kind in Kind}
-"""Reading an enum's value takes five times as long."""
 _RECORDED = "_kvtrail_recorded"
 """Attribute of an exception that has been recorded: it may pass through several traced calls."""
 Method = TypeVar("Method", bound=Callable[..., None])
@@ -64,6 +61,8 @@ class Instrumentation:
     """One side of one connector object; without a recorder it records nothing.
 
     Attributes:
+        recorder: what records.
+        source: the encoded attributes that say who recorded.
         sees_ends: whether the probe is asked for the transfers that a report of the workers ends.
         sees_reports: whether it is asked what the connector made of such a report.
         unprobed: why the probe sees nothing; None while it works.
@@ -73,9 +72,9 @@ class Instrumentation:
         self, recorder: Recorder | None = None, *, name: str = "", source: bytes = b"", probe: Probe | None = None
     ) -> None:
         """`name` is the connector's, for the log; `source` the encoded attributes that say who recorded."""
+        self.recorder, self.source = recorder, source
         self._recorder: Any = recorder  # checked once, in `fail_open`
         self._name = name
-        self._source = source
         self._probe = probe or Probe()
         self._failing: dict[str, int] = {}
         """Questions to the probe that failed the last time they were asked, and how often in a row."""
@@ -91,24 +90,11 @@ class Instrumentation:
         if recorder is not None:
             recorder.join()
 
-    @property
-    def recorder(self) -> Recorder | None:
-        """What records."""
-        return self._recorder  # type: ignore[no-any-return]
-
-    @property
-    def source(self) -> bytes:
-        """The encoded attributes that say who recorded."""
-        return self._source
-
     def on_init(self, connector: Any) -> None:
         """After the constructor. From now on each heartbeat asks the probe what the connector holds, until the connector is
         shut down or gone."""
         if self._recorder is not None:
-            try:
-                self._probe.made(connector)
-            except Exception:
-                self._probe_failed("made", gap=False)
+            self._ask("made", connector, gap=False)
             ref = weakref.ref(connector)
             self._recorder.holders.append(lambda: self._held_bytes(ref()))
 
@@ -119,7 +105,7 @@ class Instrumentation:
             return
         ids = ids_in(arguments)
         context = self._recorder.contexts.named(ids[0]) if ids else None
-        self._record_error(Kind.FAILURE, self._source, context, start_ns, (call,), error)
+        self._record_error(Kind.FAILURE, self.source, context, start_ns, (call,), error)
 
     def before_shutdown(self, connector: Any) -> None:
         """Before `shutdown`: what the connector holds is known for the last time."""
@@ -130,30 +116,23 @@ class Instrumentation:
         """After `shutdown`; vLLM calls it while it handles the `error` that the engine dies of, if it does."""
         if not self._is_shut_down:
             self._is_shut_down = True
-            self._recorder.leave(FLUSH_S, ended_by=death.cause_of(error or death.of_process()))
+            self._recorder.leave(FLUSH_S, ended_by=cause_of_death(error))
 
     def temporary(self, connector: Any) -> Mapping[str, int]:
         """What the probe counts that must be 0 when no request is left."""
-        try:
-            return self._probe.temporary(connector)
-        except Exception:
-            self._probe_failed("temporary")
-            return {}
+        return self._ask("temporary", connector) or {}
 
     def _held_bytes(self, connector: Any) -> int | None:
         if connector is None or self._is_shut_down:
             return self._last_held_bytes
-        try:
-            held = self._probe.held_bytes(connector)
-            self._failing.pop("held_bytes", None)
-            return None if held is None else index(held)
-        except Exception:
-            self._probe_failed("held_bytes", gap=False)
-            return None
+        held: int | None = self._ask(
+            "held_bytes", connector, gap=False, answered=lambda held: None if held is None else index(held)
+        )
+        return held
 
     def _record(self, kind: Kind, context: RequestContext | None, at_ns: int, values: tuple[Any, ...]) -> None:
         """Something that takes no time."""
-        self._recorder.record(KIND_NAMES[kind], self._source, context, at_ns, at_ns, values)
+        self._recorder.record(kind, self.source, context, at_ns, at_ns, values)
 
     def _record_error(
         self,
@@ -164,11 +143,36 @@ class Instrumentation:
         values: tuple[Any, ...],
         error: Exception,
     ) -> None:
-        self._recorder.record(KIND_NAMES[kind], source, context, start_ns, monotonic_ns(), values, located(error))
+        self._recorder.record(kind, source, context, start_ns, monotonic_ns(), values, located(error))
         with suppress(AttributeError, TypeError):
             setattr(error, _RECORDED, True)
         if monotonic() >= self._no_flush_s and not self._recorder.flush(FLUSH_S):  # the engine may be about to die
             self._no_flush_s = monotonic() + NO_FLUSH_S
+
+    def _ask(
+        self,
+        question: str,
+        *arguments: Any,
+        concerns: Callable[[], Iterable[str] | None] = tuple,
+        gap: bool = True,
+        answered: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """What the probe answers to a question, or what `answered` makes of that; None if it cannot answer.
+
+        Args:
+            question: a method of `Probe`.
+            concerns: called if it fails, for the requests that it concerns.
+            gap: whether an event is missing then, and not only a number in one.
+        """
+        try:
+            answer = getattr(self._probe, question)(*arguments)
+            if answered is not None:
+                answer = answered(answer)
+            if self._failing:
+                self._failing.pop(question, None)
+            return answer
+        except Exception:
+            self._probe_failed(question, concerns(), gap=gap)
 
     # What could not be recorded. All of this is called while an exception is handled.
 

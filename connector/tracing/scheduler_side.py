@@ -21,10 +21,10 @@ from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Guard, LevelSwitch
 from kvtrail.connector.tracing import handoffs
 from kvtrail.connector.tracing.block_hashes import BlockHashes
-from kvtrail.connector.tracing.cache_events import StoreEvents
+from kvtrail.connector.tracing.cache_events import CacheEvents, StoreEvents
 from kvtrail.connector.tracing.holdings import Holdings
 from kvtrail.connector.tracing.identity import Adapters, identity_of
-from kvtrail.connector.tracing.instrumentation import KIND_NAMES, Instrumentation, fail_open
+from kvtrail.connector.tracing.instrumentation import Instrumentation, fail_open
 from kvtrail.connector.tracing.plans import Plans
 from kvtrail.connector.tracing.prefix_cache import PrefixCacheEvents, can_be_followed
 from kvtrail.connector.tracing.reading import hit_sources, ids_in, ids_of_step
@@ -124,15 +124,13 @@ class SchedulerInstrumentation(Instrumentation):
         """After `on_new_request`; of a vLLM that has no such call, after the first lookup."""
         context = self._recorder.contexts.of(request)
         if context.source is None:
-            context.source = self._source
+            context.source = self.source
             limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
             *hashes, seen = self._hashes.at_start(context, request)
             identity = (identity_of(request), seen, self._adapters.recorded(request, self._not_recorded))
             values = (request.num_tokens, limit, self._step, priority or None, *hashes, *identity)
             start_ns = context.start_ns
-            self._recorder.record(
-                KIND_NAMES[Kind.REQUEST_START], self._source, context, start_ns, monotonic_ns(), values
-            )
+            self._recorder.record(Kind.REQUEST_START, self.source, context, start_ns, monotonic_ns(), values)
             if getattr(request, "kv_transfer_params", None):
                 self._record_taken(request, context)
 
@@ -145,17 +143,9 @@ class SchedulerInstrumentation(Instrumentation):
             ContractBreach: the answer breaks the contract under `guard: raise`.
         """
         end_ns = monotonic_ns()
-        matched = cached = refused = None
-        try:
-            matched, cached = self._probe.lookup(connector, request)
-            if matched is not None and matched.__class__ is not int:
-                matched = int(index(matched))
-            if self._failing:
-                self._failing.pop("lookup", None)
-        except Exception:
-            matched = None
-            self._probe_failed("lookup", gap=False)
-        keys = self._keys(connector, request) if self._level.detailed else None
+        refused = None
+        matched, cached = self._ask("lookup", connector, request, gap=False, answered=_matched) or (None, None)
+        keys = self._ask("keys", connector, request, gap=False) if self._level.detailed else None
         if getattr(request, "num_preemptions", 0) and self._recorder is not None:
             self._record_preemption(request, start_ns)
         if self._store is None and self._records_caches:
@@ -178,7 +168,7 @@ class SchedulerInstrumentation(Instrumentation):
                     self.on_request_start(request)
                 rest = (refused, keys, self._step, *self._hashes.since(context, request))
                 values = (total, computed, matched, returned, True if is_async else False, cached, *rest)  # noqa: SIM210 - faster
-                self._recorder.record(KIND_NAMES[Kind.LOOKUP], self._call_source, context, start_ns, end_ns, values)
+                self._recorder.record(Kind.LOOKUP, self._call_source, context, start_ns, end_ns, values)
         except Exception:
             self._not_recorded(Kind.LOOKUP, ids_in((request,)))
         if refused is not None and self._guard is Guard.RAISE:
@@ -202,14 +192,8 @@ class SchedulerInstrumentation(Instrumentation):
 
     def _record_groups(self, connector: Any, request: Any, computed: int, claimed: int, at_ns: int) -> None:
         """What each KV cache group holds, before the lookup that claims something of all of them."""
-        try:
-            hits = self._probe.groups(connector, request, computed, claimed)
-            self._failing.pop("groups", None)
-        except Exception:
-            self._probe_failed("groups", gap=False)
-            return
         context = self._recorder.contexts.of(request)
-        for group, boundaries in hits:
+        for group, boundaries in self._ask("groups", connector, request, computed, claimed, gap=False) or ():
             matched = boundaries[-1] if boundaries else 0
             self._record(Kind.RANK_LOOKUP, context, at_ns, (request.num_tokens, matched, group, boundaries))
 
@@ -236,7 +220,7 @@ class SchedulerInstrumentation(Instrumentation):
         sources = hit_sources(connector, request, external) if external and error is None else None
         values = (request.num_tokens, external, count, table, by_group, None, None, sources, self._step)
         if error is None:
-            self._recorder.record(KIND_NAMES[Kind.ALLOC], self._call_source, context, start_ns, monotonic_ns(), values)
+            self._recorder.record(Kind.ALLOC, self._call_source, context, start_ns, monotonic_ns(), values)
         else:
             self._record_error(Kind.ALLOC, self._call_source, context, start_ns, values, error)
 
@@ -275,13 +259,7 @@ class SchedulerInstrumentation(Instrumentation):
         self._steps.previous = output
         self._step += 1
         self._recorder.steps = self._step
-        try:
-            seen = self._probe.stepped(connector, metadata)
-            if self._failing:
-                self._failing.pop("stepped", None)
-        except Exception:
-            self._probe_failed("stepped", ids_of_step(output))
-            return
+        seen = self._ask("stepped", connector, metadata, concerns=lambda: ids_of_step(output))
         if seen is not None:
             self._flush_cache_events(at_ns, is_planned=True)  # whichever cache loses a block last is recorded last
             self._record_seen(seen, metadata, output, at_ns)
@@ -295,13 +273,7 @@ class SchedulerInstrumentation(Instrumentation):
     def ended_transfers(self, connector: Any, output: Any) -> Sequence[int]:
         """Before `update_connector_output`: the numbers of planned transfers that this report of the workers ends. Only asked
         if the instrumentation `sees_ends`."""
-        try:
-            ended = self._probe.ended(connector, output)
-            self._failing.pop("ended", None)
-            return ended
-        except Exception:
-            self._probe_failed("ended", self._plans.requests())
-            return ()
+        return self._ask("ended", connector, output, concerns=self._plans.requests) or ()
 
     def on_worker_output(self, connector: Any, output: Any, ended: Sequence[int]) -> None:
         """After `update_connector_output`: transfers that ended, blocks that could not be loaded, and chunks that left
@@ -384,9 +356,7 @@ class SchedulerInstrumentation(Instrumentation):
             except Exception:  # an end without its numbers is an end all the same
                 self._not_recorded(Kind.REQUEST, (), gap=False)
                 values = _END_UNKNOWN
-            self._recorder.record(
-                KIND_NAMES[Kind.REQUEST], self._source, context, context.start_ns, monotonic_ns(), values
-            )
+            self._recorder.record(Kind.REQUEST, self.source, context, context.start_ns, monotonic_ns(), values)
             self._recorder.contexts.end(context, delayed=delayed)
 
     @fail_open(Kind.HANDOFF)
@@ -437,53 +407,42 @@ class SchedulerInstrumentation(Instrumentation):
                         context.epoch = context.request.num_preemptions
                     yield context, held
 
+    def _follow_store(self, connector: Any) -> None:
+        """Follow what the connector's store gains and loses, if its probe can."""
+        contents = self._ask("contents", connector, gap=False)
+        self._records_caches = "contents" not in self._failing
+        if contents is not None and self._recorder is not None:
+            self._store = StoreEvents(self._recorder, contents)
+
     def _flush_cache_events(self, at_ns: int, *, can_wait: bool = False, is_planned: bool = False) -> None:
         """Record what the connector's store has gained and lost, by the step before, and then vLLM's prefix cache, which
         `can_wait`; a store that has changed in the step that `is_planned` comes after it."""
+        if not self._level.any_detailed:
+            return
         is_later = is_planned and self._store is not None and self._store.changes_in_plans
         if not is_later:
-            self._flush_store(at_ns)
-        self._flush_prefix_cache(at_ns, can_wait=can_wait)
+            self._flush(self._store, at_ns)
+        self._flush(self._prefix_cache, at_ns, can_wait=can_wait)
         if is_later and not can_wait:
-            self._flush_store(at_ns)
+            self._flush(self._store, at_ns)
 
-    def _flush_store(self, at_ns: int) -> None:
-        if (store := self._store) is not None:
-            try:
-                store.flush(self._source, self._step, at_ns)
-            except Exception:
+    def _flush(self, cache: CacheEvents | None, at_ns: int, *, can_wait: bool = False) -> None:
+        if cache is None:
+            return
+        try:
+            cache.flush(self.source, self._step, at_ns, can_wait=can_wait)
+        except Exception:
+            with suppress(Exception):
+                cache.stop(self.source, self._step, at_ns)
+            if cache is self._store:
                 self._store, self._records_caches = None, False
                 self._probe_failed("contents")
-                with suppress(Exception):
-                    store.stop(self._source, self._step, at_ns)
-
-    def _flush_prefix_cache(self, at_ns: int, *, can_wait: bool) -> None:
-        if (cache := self._prefix_cache) is not None:
-            try:
-                cache.flush(self._source, self._step, at_ns, can_wait=can_wait)
-            except Exception:
+            else:
                 self._prefix_cache = None
                 self._not_recorded(Kind.PREFIX_CACHE, ())
-                with suppress(Exception):
-                    cache.stop(self._source, self._step, at_ns)
 
-    def _follow_store(self, connector: Any) -> None:
-        """Follow what the connector's store gains and loses, if its probe can."""
-        try:
-            contents = self._probe.contents(connector)
-            if contents is not None and self._recorder is not None:
-                self._store = StoreEvents(self._recorder, contents)
-        except Exception:
-            self._records_caches = False
-            self._probe_failed("contents", gap=False)
 
-    def _keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
-        """The keys that a lookup claims, if the probe knows them."""
-        try:
-            keys = self._probe.keys(connector, request)
-            if self._failing:
-                self._failing.pop("keys", None)
-            return keys
-        except Exception:
-            self._probe_failed("keys", (), gap=False)
-            return None
+def _matched(answer: tuple[Any, bool | None]) -> tuple[int | None, bool | None]:
+    """What a probe says of a lookup, with a number of numpy's as one of Python's."""
+    matched, cached = answer
+    return None if matched is None else int(index(matched)), cached

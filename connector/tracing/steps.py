@@ -18,7 +18,6 @@ from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 from kvtrail.tracer.events.semconv import Kind
 
-_PREEMPT, _SCHEDULE, _STATS = Kind.PREEMPT.value, Kind.SCHEDULE.value, Kind.STATS.value
 _DETAILED = attrgetter("detailed")
 Run = tuple[int | None, int | None, int | None]
 """What a step runs of a request: its computed tokens at the beginning, the scheduled ones, and the drafted among these."""
@@ -71,7 +70,7 @@ class Steps:
         if self._preempted.get(context.request_id) != context.epoch:
             self._preempted[context.request_id] = context.epoch
             context.blocks = None
-            self._record(_PREEMPT, context, at_ns, (free, number, self._reached(request_id)))
+            self._record(Kind.PREEMPT, context, at_ns, (free, number, self._reached(request_id)))
 
     def record(self, connector: Any, output: Any, pool: Any, number: int, at_ns: int) -> None:
         """Record a `SchedulerOutput`, the step of this number. `pool` is vLLM's block pool, as far as it is known."""
@@ -88,7 +87,7 @@ class Steps:
             if stats is not None and stats.num_prompt_tokens:
                 reported = (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_external_cached_tokens, None)
                 context.cached = stats.num_cached_tokens
-                self._record(_STATS, context, at_ns, reported)
+                self._record(Kind.STATS, context, at_ns, reported)
             elif context.cached is None:
                 context.cached = getattr(context.request, "num_cached_tokens", None)  # an older vLLM's
         if running.resumed_req_ids:
@@ -124,7 +123,7 @@ class Steps:
             context.table_ns = at_ns
         whole = None if table is None else True
         values = (*run, drafted, table, by_group, whole, number, output.total_num_scheduled_tokens)
-        self._record(_SCHEDULE, context, at_ns, values)
+        self._record(Kind.SCHEDULE, context, at_ns, values)
 
     def _record_later(self, output: Any, number: int, at_ns: int) -> Collection[RequestContext]:
         """The later steps that say something new, as rows of one event. Returns the requests of the rows.
@@ -190,7 +189,7 @@ class Steps:
             context.table_ns = at_ns
             table = in_groups(manager.get_block_ids(context.request_id))
             values = (run[0], run[1], False, run[2], *table, True, number, output.total_num_scheduled_tokens)
-            self._record(_SCHEDULE, context, at_ns, values)
+            self._record(Kind.SCHEDULE, context, at_ns, values)
 
     def _rows_to_record(self, output: Any) -> list[int]:
         """The places in `req_ids` of the requests with something new in their step, in order."""
@@ -215,7 +214,7 @@ class Steps:
             rows = sorted({*rows, *[n for n, request_id in enumerate(ids) if request_id not in self._last]})
         return rows
 
-    def _record(self, kind: str, context: RequestContext, at_ns: int, values: tuple[Any, ...]) -> None:
+    def _record(self, kind: Kind, context: RequestContext, at_ns: int, values: tuple[Any, ...]) -> None:
         self._recorder.record(kind, self._source, context, at_ns, at_ns, values)
 
 

@@ -43,6 +43,7 @@ from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
 from kvtrail.connector.vllm_version import unsupported
 from kvtrail.tracer.events import cache_groups, semconv
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.unsupported import Lack, declaration
 
 logger = logging.getLogger("vllm.kvtrail")
@@ -54,6 +55,7 @@ WATCHED = (
     "build_connector_worker_meta", "clear_connector_metadata",
 )  # fmt: skip
 """Methods with only their exceptions recorded, where a connector has them."""
+Record = Callable[..., None]
 BINDING = ("bind_kv_cache_manager", "bind_gpu_block_pool")
 """How vLLM hands over its block pool: in its KV cache manager since 0.30, by itself before; in 0.20 only to a connector with
 this method."""
@@ -73,9 +75,6 @@ class Tracing:
     _kvtrail_scheduler: SchedulerInstrumentation
     _kvtrail_worker: WorkerInstrumentation
     """The side that this object does not have records nothing."""
-    _kvtrail_look_up: Callable[..., tuple[int | None, bool]]
-    _kvtrail_build: Callable[..., Any]
-    _kvtrail_update: Callable[..., Any]
     _kvtrail_finishing = False
     _kvtrail_checks: BlockChecks | None = None
     """What checks the bytes of blocks, if anything does."""
@@ -84,12 +83,8 @@ class Tracing:
         """Sets what the methods of every step need, before the constructor: that may call methods, and the destructor runs
         even if it fails. These are attributes of the object and of no class, which CPython finds soonest."""
         self: Any = super().__new__(cls)
-        plain = cls._kvtrail_plain
         self._kvtrail = self._kvtrail_scheduler = SchedulerInstrumentation()
         self._kvtrail_worker = WorkerInstrumentation()
-        self._kvtrail_look_up = plain.get_num_new_matched_tokens
-        self._kvtrail_build = plain.build_connector_meta
-        self._kvtrail_update = plain.update_connector_output
         return self
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
@@ -114,9 +109,9 @@ class Tracing:
             logger.exception("kvtrail: the bytes of %s cannot be checked", self._kvtrail_plain.__name__)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        start_ns, look_up = monotonic_ns(), self._kvtrail_look_up
+        start_ns = monotonic_ns()
         try:
-            answer = look_up(self, request, num_computed_tokens)
+            answer = self._kvtrail_plain.get_num_new_matched_tokens(self, request, num_computed_tokens)
         except Exception as error:
             self._kvtrail_scheduler.on_lookup_error(request, num_computed_tokens, start_ns, error)
             raise
@@ -132,21 +127,11 @@ class Tracing:
         self._kvtrail_scheduler.on_alloc(self, request, blocks, num_external_tokens, start_ns)
         return result
 
-    def build_connector_meta(self, scheduler_output: Any) -> Any:
-        build = self._kvtrail_build
-        try:
-            metadata = build(self, scheduler_output)
-        except Exception as error:
-            self._kvtrail.on_call_error("build_connector_meta", monotonic_ns(), error)
-            raise
-        self._kvtrail_scheduler.on_step(self, scheduler_output, metadata)
-        return metadata
-
     def update_connector_output(self, connector_output: Any) -> Any:
-        instrumentation, update, out = self._kvtrail_scheduler, self._kvtrail_update, connector_output
+        instrumentation, out = self._kvtrail_scheduler, connector_output
         ended = instrumentation.ended_transfers(self, out) if instrumentation.sees_ends else ()
         try:
-            result = update(self, out)
+            result = self._kvtrail_plain.update_connector_output(self, out)
         except Exception as error:
             instrumentation.on_call_error("update_connector_output", monotonic_ns(), error)
             raise
@@ -160,16 +145,6 @@ class Tracing:
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
         return self._kvtrail_finish(request, "request_finished", block_ids)
-
-    def reset_cache(self) -> bool | None:
-        start_ns = monotonic_ns()
-        try:
-            succeeded: bool | None = self._kvtrail_plain.reset_cache(self)
-        except Exception as error:
-            self._kvtrail.on_call_error("reset_cache", start_ns, error)
-            raise
-        self._kvtrail_scheduler.on_reset(succeeded)
-        return succeeded
 
     def shutdown(self) -> Any:
         start_ns, dies_of = monotonic_ns(), sys.exc_info()[1]
@@ -232,16 +207,22 @@ def traced(cls: type, *, name: str | None = None) -> type:
     if (known := by_class(cls)) is not None and known.children is not None:
         mixins = (Nesting, *mixins)
         own["_kvtrail_children"] = known.children
-    own |= {call: _watched(call, getattr(cls, call)) for call in WATCHED if hasattr(cls, call)}
-    if hasattr(cls, "on_new_request"):
-        own["on_new_request"] = _recorded("on_new_request", cls.on_new_request, _started)
+    probe = probe_for(cls)
     binding = next((call for call in BINDING if hasattr(KVConnectorBase_V1, call)), BINDING[-1])
-    own[binding] = _recorded(binding, getattr(cls, binding, _nothing), _bound)
-    probe = _probe_of(cls)
-    for call, record in ((probe.load_call, _loaded), (probe.store_call, _stored)):
-        if call is not None and hasattr(cls, call):
-            own[call] = _recorded(call, getattr(cls, call), record)
-    own |= {call: _reporting(call, getattr(cls, call)) for call in probe.report_calls if hasattr(cls, call)}
+    recorded: dict[str | None, Record | None] = {
+        **dict.fromkeys(WATCHED),
+        "on_new_request": lambda self, start_ns, result, request: self._kvtrail_scheduler.on_request_start(request),
+        probe.load_call: lambda self, start_ns, *_: self._kvtrail_worker.on_copy(Kind.LOAD, self, start_ns),
+        probe.store_call: lambda self, start_ns, *_: self._kvtrail_worker.on_copy(Kind.STORE, self, start_ns),
+        **dict.fromkeys(probe.report_calls, lambda self, _, report, *__: self._kvtrail_worker.on_report(self, report)),
+        "build_connector_meta": lambda self, _, plan, output: self._kvtrail_scheduler.on_step(self, output, plan),
+        "reset_cache": lambda self, start_ns, succeeded: self._kvtrail_scheduler.on_reset(succeeded),
+        binding: lambda self, start_ns, result, bound: self._kvtrail_scheduler.on_pool_bound(bound),
+    }
+    for call, record in recorded.items():
+        plain = getattr(cls, call or "", _nothing if call == binding else None)
+        if call is not None and plain is not None:
+            own[call] = _recorded(call, plain, record)
     return type(name, (*mixins, cls), own)
 
 
@@ -263,8 +244,8 @@ def _instrumentation(
         semconv.ROLE.key: role.name.lower(),
         semconv.RANK.key: vllm_config.parallel_config.rank if role.name == "WORKER" else 0,
     }
-    probe = _probe_of(plain)
-    if (chunk_size := _chunk_size(probe, connector)) is not None:
+    probe = probe_for(plain)
+    if chunk_size := _read("the chunk size", lambda: (size := probe.chunk_size(connector)) and index(size)):
         source[semconv.CHUNK_SIZE.key] = chunk_size
     resource, missing = _resource(plain, vllm_config, kv_cache_config), unsupported(probe)
     if missing:
@@ -331,22 +312,9 @@ def _takes_cache(cls: type) -> bool:
     )
 
 
-def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A method with only its exceptions recorded."""
-
-    @wraps(plain)
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return plain(self, *args, **kwargs)
-        except Exception as error:
-            self._kvtrail.on_call_error(call, monotonic_ns(), error, *args, *kwargs.values())
-            raise
-
-    return watched
-
-
-def _recorded(call: str, plain: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
-    """A method that is recorded once the connector has done it: with the connector, when it began, and its arguments."""
+def _recorded(call: str, plain: Callable[..., Any], record: Record | None) -> Callable[..., Any]:
+    """A method with its exceptions recorded. What `record` sees once the connector has done it: the connector, when it began,
+    what it returned, and its arguments."""
 
     @wraps(plain)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -356,70 +324,23 @@ def _recorded(call: str, plain: Callable[..., Any], record: Callable[..., None])
         except Exception as error:
             self._kvtrail.on_call_error(call, start_ns, error, *args, *kwargs.values())
             raise
-        record(self, start_ns, *args, *kwargs.values())
+        if record is not None:
+            record(self, start_ns, result, *args, *kwargs.values())
         return result
 
     return recorded
-
-
-def _reporting(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A worker's method that reports what has ended: a probe sees what it returns."""
-    watched = _watched(call, plain)
-
-    @wraps(plain)
-    def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        report = watched(self, *args, **kwargs)
-        self._kvtrail_worker.on_report(self, report)
-        return report
-
-    return reporting
 
 
 def _nothing(connector: Any, gpu_block_pool: Any) -> None:
     """A method that the connector class does not have, though vLLM calls it where there is one."""
 
 
-def _started(connector: Any, start_ns: int, request: Any) -> None:
-    connector._kvtrail_scheduler.on_request_start(request)
-
-
-def _bound(connector: Any, start_ns: int, bound: Any) -> None:
-    connector._kvtrail_scheduler.on_pool_bound(bound)
-
-
-def _loaded(connector: Any, start_ns: int, *arguments: Any) -> None:
-    connector._kvtrail_worker.on_load(connector, start_ns)
-
-
-def _stored(connector: Any, start_ns: int, *arguments: Any) -> None:
-    connector._kvtrail_worker.on_store(connector, start_ns)
-
-
-def _probe_of(cls: type) -> Probe:
-    """The probe that knows this class; one that cannot be made is left out."""
+def _read(what: str, read: Callable[[], Any]) -> Any:
+    """What another vLLM or connector may call differently; None if it cannot be read."""
     try:
-        return probe_for(cls)
+        return read()
     except Exception:
-        logger.exception("kvtrail: the probe of %s cannot be made: what only it can see is absent", cls.__name__)
-        return Probe()
-
-
-def _chunk_size(probe: Probe, connector: Any) -> int | None:
-    try:
-        size = probe.chunk_size(connector)
-        return None if size is None else index(size)
-    except Exception:
-        logger.exception("kvtrail: the chunk size of %s cannot be read and is left out", type(connector).__name__)
-        return None
-
-
-def _groups_declared(kv_cache_config: Any, spread: int) -> str | None:
-    try:
-        return cache_groups.declaration(groups_in(kv_cache_config, spread))
-    except Exception:
-        logger.exception(
-            "kvtrail: the KV cache groups cannot be read: rules about blocks are unknown for several of them"
-        )
+        logger.exception("kvtrail: %s cannot be read: what follows from it is unknown", what)
         return None
 
 
@@ -441,7 +362,9 @@ def _resource(cls: type, vllm_config: Any, kv_cache_config: Any) -> dict[str, An
         semconv.SERVED_MODEL.key: getattr(vllm_config.model_config, "served_model_name", None),
         semconv.ENGINE_VERSION.key: vllm.__version__,
         semconv.POOL_BLOCKS.key: getattr(kv_cache_config, "num_blocks", None),
-        semconv.GROUPS.key: _groups_declared(kv_cache_config, int(spread)),
+        semconv.GROUPS.key: _read(
+            "the KV cache groups", lambda: cache_groups.declaration(groups_in(kv_cache_config, int(spread)))
+        ),
         semconv.MAX_BATCHED.key: getattr(scheduler, "max_num_batched_tokens", None),
         semconv.MAX_SEQUENCES.key: getattr(scheduler, "max_num_seqs", None),
         semconv.MAX_LENGTH.key: getattr(vllm_config.model_config, "max_model_len", None),

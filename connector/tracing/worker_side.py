@@ -6,8 +6,8 @@ from time import monotonic_ns
 from typing import Any
 
 from kvtrail.connector.known.probe import Moved
-from kvtrail.connector.tracing.instrumentation import KIND_NAMES, Instrumentation, fail_open
-from kvtrail.connector.tracing.peers import as_recorded
+from kvtrail.connector.tracing.handoffs import as_recorded
+from kvtrail.connector.tracing.instrumentation import Instrumentation, fail_open
 from kvtrail.connector.tracing.plans import CALLERS
 from kvtrail.tracer.events.semconv import Kind
 
@@ -15,25 +15,10 @@ from kvtrail.tracer.events.semconv import Kind
 class WorkerInstrumentation(Instrumentation):
     """Records the copies of one connector object."""
 
-    def on_load(self, connector: Any, start_ns: int) -> None:
-        """After the connector's call that loads."""
-        self._on_copy(Kind.LOAD, "loads", connector, start_ns)
-
-    def on_store(self, connector: Any, start_ns: int) -> None:
-        """After the connector's call that stores."""
-        self._on_copy(Kind.STORE, "stores", connector, start_ns)
-
     @fail_open(Kind.READ, concerns_all=True)
     def on_report(self, connector: Any, report: Any) -> None:
         """After a call of the connector that reports what has ended: what other engines said."""
-        try:
-            seen = self._probe.reported(connector, report)
-            if self._failing:
-                self._failing.pop("reported", None)
-        except Exception:
-            self._probe_failed("reported", None)
-            return
-        if seen:
+        if seen := self._ask("reported", connector, report, concerns=lambda: None):
             at_ns, contexts = monotonic_ns(), self._recorder.contexts
             with_blocks = self._recorder.level.detailed
             for kind, request_id, values in seen:
@@ -42,15 +27,11 @@ class WorkerInstrumentation(Instrumentation):
                 self._record(kind, context, at_ns, recorded)
 
     @fail_open(Kind.LOAD, concerns_all=True)
-    def _on_copy(self, kind: Kind, question: str, connector: Any, start_ns: int) -> None:
-        """Record what this step has copied, in the callers' traces that the scheduler's side passed on."""
-        try:
-            moved = getattr(self._probe, question)(connector)
-            if self._failing:
-                self._failing.pop(question, None)
-        except Exception:
-            self._probe_failed(question, None)
-            return
+    def on_copy(self, kind: Kind, connector: Any, start_ns: int) -> None:
+        """After the connector's call that loads or stores: record what this step has copied, in the callers' traces that the
+        scheduler's side passed on."""
+        question = "loads" if kind is Kind.LOAD else "stores"
+        moved = self._ask(question, connector, concerns=lambda: None)
         if not moved:
             return
         end_ns, contexts = monotonic_ns(), self._recorder.contexts
@@ -63,4 +44,4 @@ class WorkerInstrumentation(Instrumentation):
     def _record_copy(self, moved: Moved, kind: Kind, start_ns: int, end_ns: int) -> None:
         request_id, *values = moved
         context = self._recorder.contexts.of_id(request_id)
-        self._recorder.record(KIND_NAMES[kind], self._source, context, start_ns, end_ns, (*values, None))
+        self._recorder.record(kind, self.source, context, start_ns, end_ns, (*values, None))

@@ -67,7 +67,7 @@ class FlippedBit(Fault):
         import torch
 
         super().store_chunks(copies)
-        room = torch.as_tensor(self._memory._parts[-1]._room).view(torch.uint8)
+        room = torch.as_tensor(self._memory._parts[-1]._slots).view(torch.uint8)
         room[copies[0].slot * self._memory._config.rows[0]].view(-1)[-1] ^= 1
 
 

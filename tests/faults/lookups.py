@@ -68,7 +68,7 @@ class PhantomHit(Fault):
 
     def take_evicted(self) -> list[tuple[str, int, int, str | None]]:
         evicted = super().take_evicted()
-        if keys := self.last_keys():
+        if keys := self._scheduler.last_keys():
             evicted.append((keys[0], self.chunk_size, 0, None))
         return evicted
 

@@ -135,7 +135,7 @@ class EvictedHit(Fault):
         self._matched: list[str] = []
 
     def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
-        self._matched += self.last_keys()[:1]
+        self._matched += self._scheduler.last_keys()[:1]
         return returned, is_async
 
     def take_evicted(self) -> list[tuple[str, int, int, str | None]]:

@@ -92,7 +92,7 @@ class RefetchedChunk(_Reporting):
     rule = "evicted-in-use"
 
     def hit(self, request: Any, matched: int) -> None:
-        keys = self.last_keys()
+        keys = self._scheduler.last_keys()
         fetch = ProbeEvent.of(Kind.PREFETCH, request.request_id, start=0, count=matched, chunk_keys=keys)
         evicted = ProbeEvent.of(Kind.EVICT, None, chunk_key=keys[0], count=self.chunk_size, pool_tier="near")
         self.probe_events += [fetch, evicted, fetch]
@@ -102,7 +102,7 @@ class DoubleFree(_Reporting):
     """LMCache #3381: a lookup's pin is given back twice."""
 
     def hit(self, request: Any, matched: int) -> None:
-        key = self.last_keys()[0]
+        key = self._scheduler.last_keys()[0]
         self.probe_events += [
             ProbeEvent.of(Kind.REFCOUNT, request.request_id, chunk_key=key, refs=1, pins=pins) for pins in (1, 0, -1)
         ]
@@ -124,7 +124,7 @@ class KeyMismatch(_Reporting):
     """LMCache #2511: a chunk's key depends on the process that makes it."""
 
     def hit(self, request: Any, matched: int) -> None:
-        key = self.last_keys()[0]
+        key = self._scheduler.last_keys()[0]
         self.probe_events.append(ProbeEvent(Kind.KEY, None, (f"{key}-{request.request_id}", None, key)))
 
 

@@ -31,16 +31,17 @@ class OffloadProbe(Probe):
         return connector.last_matched, connector.answered_from_memory
 
     def keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
-        return connector.last_keys()  # type: ignore[no-any-return]  # only the connector's name is known
+        return connector._scheduler.last_keys()  # type: ignore[no-any-return]  # only the connector's name is known
 
     def held_keys(self, connector: Any) -> Sequence[Any] | None:
-        return connector.held_keys()  # type: ignore[no-any-return]  # only the connector's name is known
+        return connector._scheduler.held_keys()  # type: ignore[no-any-return]  # only the connector's name is known
 
     def still_held(self, connector: Any, keys: Sequence[Any]) -> tuple[str, ...]:
-        return connector.still_held(keys)  # type: ignore[no-any-return]  # only the connector's name is known
+        return connector._scheduler.still_held(keys)  # type: ignore[no-any-return]  # only the connector's name is known
 
     def held_bytes(self, connector: Any) -> int | None:
-        return connector.held_bytes()  # type: ignore[no-any-return]  # only the connector's name is known
+        is_known = connector.role.name == "SCHEDULER"  # of each worker, which does not know it itself
+        return connector._scheduler.held_bytes() if is_known else None
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if not (metadata.loads or metadata.stores or metadata.present or metadata.refused or connector.reports_more):

@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
 
-from kvtrail.connector.recording.messages import without_place
+from kvtrail.connector.recording.exceptions import without_place
 from kvtrail.connector.simulate.redrive.recorded import RecordedRequest
 from kvtrail.connector.simulate.run import Played
 from kvtrail.tracer.events.events import Alloc, Event, Lookup

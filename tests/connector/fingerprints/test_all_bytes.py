@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kvtrail.connector.fingerprints import all_bytes
 from kvtrail.connector.fingerprints.all_bytes import AllBytes
-from kvtrail.connector.fingerprints.caches import Cache, fill_with_zeros
 from kvtrail.connector.fingerprints.some_bytes import SomeBytes
+from kvtrail.connector.kv_layout import Cache, fill_with_zeros
 
 BLOCKS, TOKENS, HEADS, SIZE, LAYERS = 12, 16, 3, 8, 3
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.float8_e4m3fn]

@@ -26,8 +26,8 @@ from checking import (
 )
 from engines import Engines
 
-from kvtrail.connector.fingerprints.mismatch import Origin
 from kvtrail.connector.fingerprints.plan import HELD
+from kvtrail.connector.fingerprints.result import Origin
 from kvtrail.connector.fingerprints.worker import CheckWorker
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.simulate import tiny_model

@@ -32,7 +32,7 @@ from memory import MemoryTransport
 from recording import recording
 
 from kvtrail.connector.demo.workload import DemoRequest
-from kvtrail.connector.fingerprints.mismatch import Origin
+from kvtrail.connector.fingerprints.result import Origin
 from kvtrail.connector.recording import exporter
 from kvtrail.tracer.history.history import load
 

@@ -13,8 +13,8 @@ from fake_gpu import DEVICE, fake_gpu
 
 from kvtrail.connector.fingerprints import all_bytes
 from kvtrail.connector.fingerprints.all_bytes import AllBytes
-from kvtrail.connector.fingerprints.caches import Cache, fill_with_zeros
 from kvtrail.connector.fingerprints.some_bytes import COMMON, DRAWN, SomeBytes
+from kvtrail.connector.kv_layout import Cache, fill_with_zeros
 
 BLOCKS, TOKENS, LAYERS = 40, 16, 3
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kvtrail.connector.fingerprints import references
-from kvtrail.connector.fingerprints.mismatch import Match, Origin
 from kvtrail.connector.fingerprints.references import References
+from kvtrail.connector.fingerprints.result import Match, Origin
 
 BLOCK = 32
 WIDE = (1 << 40) + 1

@@ -26,7 +26,7 @@ from engines import Engines
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.fingerprints import references
-from kvtrail.connector.fingerprints.mismatch import Origin
+from kvtrail.connector.fingerprints.result import Origin
 
 pytest_plugins = ["engines"]
 Layers = list[np.ndarray[Any, Any]]

@@ -29,7 +29,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     plain = SchedulerInstrumentation.on_lookup
 
     def noting(self: Any, connector: Any, *arguments: Any) -> Any:
-        seen.append({key[-8:].hex() for key in connector.held_keys()})
+        seen.append({key[-8:].hex() for key in connector._scheduler.held_keys()})
         return plain(self, connector, *arguments)
 
     monkeypatch.setattr(SchedulerInstrumentation, "on_lookup", noting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -21,7 +22,7 @@ from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.groups import Group
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy
-from kvtrail.connector.offload.transfers import CopyThread, Transfers
+from kvtrail.connector.offload.transfers import Transfers
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.check.profiles import scenario_of
@@ -46,7 +47,7 @@ class LateQueue:
         self._waiting.append((ticket, copy))
         return ticket
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         self.run_until(None)
 
     def asked(self, ticket: Late) -> None:
@@ -203,7 +204,7 @@ def test_the_thread_copies_in_order() -> None:
     """What is loaded from a slot is what the store before has left there, also where the next store overwrites it."""
     cache = torch.arange(8.0)[:, None].repeat(1, 4)
     beside = transfers_of(cache)
-    assert isinstance(beside._queue, CopyThread)
+    assert isinstance(beside._queue, ThreadPoolExecutor)
     beside.store([Copy("a", 0, 4, 0, 0, (1,), "")])
     beside.load([Copy("b", 0, 4, 0, 0, (5,), "")])
     beside.store([Copy("c", 0, 4, 0, 0, (2,), "")])

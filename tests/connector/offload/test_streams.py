@@ -48,7 +48,7 @@ def test_on_a_gpu_every_tensor_is_where_it_has_to_be(shape: tuple[int, ...]) -> 
         )
         assert memory.device == torch.device("cuda:0")
         assert {type(part) for part in memory._parts} == {_Tensors}
-        assert all(part._room.device.type == "cpu" for part in memory._parts if isinstance(part, _Tensors))
+        assert all(part._slots.device.type == "cpu" for part in memory._parts if isinstance(part, _Tensors))
         assert memory._blocks(copies(0, [1, 2, 3])).device == memory.device
         memory.store([*copies(0, [1, 2, 3]), *copies(1, [4, 5, 6])])
         memory.load([*copies(1, [1, 2, 3]), *copies(0, [9, 8, 7])])

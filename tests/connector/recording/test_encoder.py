@@ -57,9 +57,9 @@ def test_a_story_survives_the_wire() -> None:
         }
 
 
-def test_true_in_a_list_of_numbers_spoils_no_other_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_true_in_a_list_of_numbers_spoils_no_other_list() -> None:
     """True, 1 and 1.0 are one key of a dictionary, and three values on the wire."""
-    monkeypatch.setattr(encoder_module, "_INTEGERS", encoder_module._Integers())  # that of a process that has met no 1
+    encoder_module._integer.cache_clear()  # as in a process that has met no 1
     encoder = Encoder({}, 1, 0)
 
     def block_ids(*blocks: Any) -> Any:
@@ -114,7 +114,7 @@ def test_span_ids_are_unique_and_the_root_is_the_parent() -> None:
 
 def test_values_are_forgotten_before_they_fill_the_memory() -> None:
     encoder = Encoder({}, 1, 0)
-    context = RequestContext("r", start_ns=0, root=root_ids("e", "r"), parent=None, sampled=True)
+    context = RequestContext("r", "r", root_ids("e", "r"))
     for number in range(20_000):
         list(
             encoder.requests(
@@ -122,7 +122,7 @@ def test_values_are_forgotten_before_they_fill_the_memory() -> None:
             )
         )
     (remembered,) = encoder._kinds[Kind.CACHE_RESET.value][1]
-    assert len(remembered) <= 8192
+    assert remembered.cache_info().currsize <= 8192
 
 
 def test_what_concerns_no_request_is_in_a_trace_of_its_minute() -> None:

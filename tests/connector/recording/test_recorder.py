@@ -17,11 +17,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from processes import SLOW_S, until
 
 from kvtrail import __version__
-from kvtrail.connector.recording import contexts, environment, exporter, hashing
+from kvtrail.connector.recording import contexts, environment, exporter, request_names
 from kvtrail.connector.recording import recorder as recorder_module
-from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.recording.send_failures import SendFailure
 from kvtrail.connector.settings import Heartbeats
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.tracer.events import semconv
@@ -328,8 +328,8 @@ def test_another_reason_is_reported_as_well(caplog: pytest.LogCaptureFixture) ->
     transport = MemoryTransport()
     transport.accepts = False
     recorder = a_recorder(transport)
-    for away in (Away.NOBODY, Away.TOKEN, Away.NOBODY):
-        transport.away = away
+    for failure in (SendFailure.NOBODY, SendFailure.TOKEN, SendFailure.NOBODY):
+        transport.failure = failure
         record(recorder, a_request())
         recorder.flush(timeout_s=0)
         transport.await_refusal()
@@ -473,7 +473,7 @@ def test_a_connector_that_is_created_again_has_not_died() -> None:
 
 
 def test_the_goodbye_has_no_id_that_is_to_be_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(hashing.VARIABLE, "a key")
+    monkeypatch.setenv(request_names.VARIABLE, "a key")
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     record(recorder, a_request("secret-0-0123abcd"))

@@ -18,11 +18,11 @@ from kvtrail.connector.recording import recorder as recorder_module
 from kvtrail.connector.recording import transport as transport_module
 from kvtrail.connector.recording.encoder import MAX_BYTES, Encoder
 from kvtrail.connector.recording.exporter import ExportProcess, InProcessExporter
-from kvtrail.connector.recording.hashing import naming
 from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.recording.request_names import naming
 from kvtrail.connector.recording.ring import EVERYTHING, EventTuple, Ring, bytes_of
-from kvtrail.connector.recording.sizes import MAX_ITEMS, MAX_TEXT
 from kvtrail.connector.recording.transport import Refused
+from kvtrail.connector.recording.values import MAX_ITEMS, MAX_TEXT
 from kvtrail.tracer.events import ids, semconv
 from kvtrail.tracer.events.events import FIELDS, STEP_FIELDS, Heartbeat, Schedule, place
 from kvtrail.tracer.events.losses import Lost

@@ -176,7 +176,7 @@ def test_everything_is_resynced(monkeypatch: pytest.MonkeyPatch, why: str) -> No
     if why == "many":
         assert reported("c", *range(1000, 1050)) == 50
     elif why == "lost":
-        recorder._given_up["lost"] += 1
+        recorder._lost["lost"] += 1
     else:
         now_ns += block_hashes.RESYNC_NS
     assert (reported("d", *range(60)), reported("e", *range(60))) == (60, 0)
@@ -209,7 +209,7 @@ def test_what_no_earlier_request_had_is_reported_after_a_resync_too() -> None:
     assert seen(first) == 0
     first.block_hashes.append(bytes(24) + (999).to_bytes(8, "big"))
     hashes.since(recorder.contexts.of(first), first)
-    recorder._given_up["lost"] += 1  # everything is resynced
+    recorder._lost["lost"] += 1  # everything is resynced
     assert seen(a_request("b", *range(40), 999, *range(500, 510))) == 41, "also what the first one has generated"
     assert seen(a_request("c", *range(30), *range(600, 620))) == 30
     assert seen(a_request("d", *range(30), *range(600, 610))) == 40

@@ -80,7 +80,7 @@ def test_this_comparison_can_fail(engine: Engine, expected: Tokens, monkeypatch:
         plain(self, copies)
         for copy in copies:
             for part in self._parts:
-                rows = torch.as_tensor(part._room)
+                rows = torch.as_tensor(part._slots)
                 per_chunk = len(rows) // self._config.slots
                 rows[copy.slot * per_chunk :][:per_chunk].view(torch.float32).neg_()
 

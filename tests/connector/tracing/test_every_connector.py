@@ -42,8 +42,8 @@ from vllm.v1.request import Request, RequestStatus
 from kvtrail import connector
 from kvtrail.connector import faults, registration
 from kvtrail.connector.known.probe import Probe, probe_for
+from kvtrail.connector.recording.exceptions import without_place
 from kvtrail.connector.recording.exporter import InProcessExporter
-from kvtrail.connector.recording.messages import without_place
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.traced import BINDING, WATCHED, Tracing, TracingHMA, traced
 from kvtrail.tracer.events import semconv
@@ -67,7 +67,8 @@ INTERFACE: dict[str, Any] = {
 
 MIXED_IN = {name for mixin in (Tracing, TracingHMA) for name in vars(mixin) if not name.startswith("_")}
 BOUND_BY = next((name for name in BINDING if name in INTERFACE), BINDING[-1])
-OVERRIDDEN = sorted({*MIXED_IN, *WATCHED, "on_new_request", BOUND_BY} & set(INTERFACE))
+RECORDED = ("on_new_request", "build_connector_meta", "reset_cache", BOUND_BY)
+OVERRIDDEN = sorted({*MIXED_IN, *WATCHED, *RECORDED} & set(INTERFACE))
 CLASS_METHODS = sorted(n for n, a in INTERFACE.items() if isinstance(a, classmethod | staticmethod))
 PROPERTIES = sorted(n for n, a in INTERFACE.items() if isinstance(a, property))
 PER_LAYER = ("wait_for_layer_load", "save_kv_layer")

@@ -13,13 +13,14 @@ from memory import MemoryTransport, a_recorder, a_request
 from processes import SLOW_S
 
 from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
-from kvtrail.connector.recording.messages import message
+from kvtrail.connector.recording.exceptions import message
 from kvtrail.connector.settings import Guard
 from kvtrail.connector.tracing.instrumentation import MAX_PROBE_FAILURES
 from kvtrail.connector.tracing.scheduler_side import ContractBreach, SchedulerInstrumentation
 from kvtrail.connector.tracing.worker_side import WorkerInstrumentation
 from kvtrail.tracer.events.events import Heartbeat, RequestEnd, Store
 from kvtrail.tracer.events.messages import MOST
+from kvtrail.tracer.events.semconv import Kind
 
 ANSWER = (256, False)
 REQUEST = "cmpl-1-0-0123abcd"
@@ -183,7 +184,7 @@ def test_what_could_not_be_recorded_is_missing_in_the_numbers(what: str) -> None
         second.on_lookup(None, request, 0, 1, ANSWER)
         if what == "probe":
             worker = WorkerInstrumentation(recorder, name="Some", probe=Broken())
-            worker.on_load(SimpleNamespace(_connector_metadata=None), 0)
+            worker.on_copy(Kind.LOAD, SimpleNamespace(_connector_metadata=None), 0)
         else:
             first = SchedulerInstrumentation(recorder, name="Some", probe=Broken())
             first.on_step(None, SimpleNamespace(renamed=()), None)
@@ -239,7 +240,7 @@ def test_callers_traces_are_passed_to_workers_in_the_metadata() -> None:
     note, slots = SimpleNamespace(), object()
     scheduler.on_step(None, nothing_new, slots)  # cannot carry them, and that is no error
     scheduler.on_step(None, nothing_new, note)
-    WorkerInstrumentation(theirs, probe=Copying()).on_store(SimpleNamespace(_connector_metadata=note), 0)
+    WorkerInstrumentation(theirs, probe=Copying()).on_copy(Kind.STORE, SimpleNamespace(_connector_metadata=note), 0)
     theirs.close(SLOW_S)
     ours.close(SLOW_S)
     assert [e.trace_id for e in transport.events() if isinstance(e, Store)] == ["0af7651916cd43dd8448eb211c80319c"]

@@ -260,7 +260,7 @@ def test_everything_is_resynced(reported: Any, why: str, monkeypatch: pytest.Mon
     pool.store(3)
     pool.remove(1)
     if why == "lost":
-        recorder._given_up["lost"] += 1
+        recorder._lost["lost"] += 1
     elif why == "late":
         at_ns += cache_events.RESYNC_NS
     else:

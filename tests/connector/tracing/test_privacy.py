@@ -17,8 +17,8 @@ from memory import MemoryTransport, a_recorder, a_request
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import SLOW_S
 
-from kvtrail.connector.recording import hashing
-from kvtrail.connector.recording.hashing import naming
+from kvtrail.connector.recording import request_names
+from kvtrail.connector.recording.request_names import naming
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.tracer.events.events import Event
 
@@ -82,7 +82,7 @@ def test_with_a_key_no_id_leaves_the_engine(
     tmp_path: Path, recorded: Callable[[], list[Event]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in spans of the scheduler, which name several requests, nor in trace ids or heartbeats."""
-    monkeypatch.setenv(hashing.VARIABLE, "a secret")
+    monkeypatch.setenv(request_names.VARIABLE, "a secret")
     extra: dict[str, Any] = {"cpu_bytes_to_use": 2_000_000, "chunk_size": 64, "kvtrail": {"level": "detailed"}}
     bare = scheduler(tmp_path, "OffloadConnector", extra)
     names = ["anna@example.org-0123abcd", "bert@example.org"]
@@ -92,17 +92,17 @@ def test_with_a_key_no_id_leaves_the_engine(
     bare.close()
     events = recorded()
     assert not [event for event in events if "example.org" in str(event)]
-    named = naming({hashing.VARIABLE: "a secret"})
+    named = naming({request_names.VARIABLE: "a secret"})
     assert named is not None
     assert {event.request for event in events if event.request} == set(map(named, names))
-    others = naming({hashing.VARIABLE: "another secret"})
+    others = naming({request_names.VARIABLE: "another secret"})
     assert others is not None
     assert not {*map(named, names)} & {*map(others, names)}
     assert named(names[0]).startswith(named("anna@example.org") + "-"), "found by the hash of the caller's id"
 
 
 def test_nor_in_what_its_calls_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(hashing.VARIABLE, "a secret")
+    monkeypatch.setenv(request_names.VARIABLE, "a secret")
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     instrumentation, request = SchedulerInstrumentation(recorder), a_request(num_tokens=300)

@@ -94,7 +94,7 @@ def test_it_begins_with_the_whole_and_goes_on_with_changes_each_by_its_request(r
 def test_after_a_loss_the_whole_store_is_resynced(reported: Any) -> None:
     contents, recorder, _, fresh = reported
     fresh()
-    recorder._given_up["lost"] += 1
+    recorder._lost["lost"] += 1
     contents.changes, contents.all = [(key(4), "a")], [key(4), key(5)]
     assert fresh() == [((1,), [4], False, "cpu", "a"), ((2,), [4, 5], True, "cpu", None)]
 

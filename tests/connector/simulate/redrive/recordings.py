@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.connector.demo import workload
-from kvtrail.connector.recording.messages import without_place
+from kvtrail.connector.recording.exceptions import without_place
 from kvtrail.connector.simulate.redrive.comparison import LOOKUP, Comparison, Outcome
 from kvtrail.connector.simulate.run import Played
 from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario

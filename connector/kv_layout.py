@@ -1,18 +1,20 @@
-"""How the blocks of KV caches lie in memory."""
+"""How the blocks of vLLM's KV caches lie in memory, and how many tokens one of its block hashes covers."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-Cache = torch.Tensor | Sequence[torch.Tensor]
+Cache: TypeAlias = "torch.Tensor | Sequence[torch.Tensor]"
 """What a layer keeps in blocks: KV in one tensor, or the several tensors of a recurrent state."""
 
 
 def tensors_of(cache: Cache) -> Sequence[torch.Tensor]:
     """Those of a layer."""
-    return (cache,) if isinstance(cache, torch.Tensor) else cache
+    return cache if isinstance(cache, list | tuple) else (cache,)  # type: ignore[return-value]  # else it is one tensor
 
 
 def views_of(caches: Mapping[str, Cache], num_blocks: int) -> Iterator[torch.Tensor]:
@@ -55,6 +57,8 @@ def blocks_first(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.
 
 def fill_with_zeros(caches: Mapping[str, Cache], num_blocks: int, blocks: Collection[int]) -> None:
     """Overwrite these blocks in all layers."""
+    import torch
+
     for view in views_of(caches, num_blocks):
         view[torch.tensor([*blocks], device=view.device)] = torch.zeros((), dtype=view.dtype, device=view.device)
 
@@ -62,3 +66,12 @@ def fill_with_zeros(caches: Mapping[str, Cache], num_blocks: int, blocks: Collec
 def _as_it_lies(view: torch.Tensor) -> torch.Tensor:
     inner = sorted(range(1, view.dim()), key=view.stride, reverse=True)
     return view.permute(0, *inner)
+
+
+def hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Tokens of each of vLLM's block hashes."""
+    try:
+        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+    except ImportError:  # an older vLLM, in which all groups have one size
+        return int(vllm_config.cache_config.block_size)
+    return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])

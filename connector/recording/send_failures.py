@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Away(Enum):
+class SendFailure(Enum):
     """A reason, and what to do."""
 
     UNKNOWN = "", "Start one with `kvtrail serve`, or point OTEL_EXPORTER_OTLP_ENDPOINT at it."
@@ -55,42 +55,48 @@ class Away(Enum):
         return self.value[1]
 
 
-ALL = tuple(Away)
+ALL = tuple(SendFailure)
 """By their number in what the export process answers."""
-_HTTP = {401: Away.TOKEN, 403: Away.TOKEN, **dict.fromkeys((404, 405, 415), Away.NO_OTLP)}
+_HTTP = {401: SendFailure.TOKEN, 403: SendFailure.TOKEN, **dict.fromkeys((404, 405, 415), SendFailure.NO_OTLP)}
 _GRPC = {
-    "UNAUTHENTICATED": Away.TOKEN,
-    "PERMISSION_DENIED": Away.TOKEN,
-    "UNIMPLEMENTED": Away.NO_OTLP,
-    "DEADLINE_EXCEEDED": Away.TIMEOUT,
-    "RESOURCE_EXHAUSTED": Away.BUSY,
+    "UNAUTHENTICATED": SendFailure.TOKEN,
+    "PERMISSION_DENIED": SendFailure.TOKEN,
+    "UNIMPLEMENTED": SendFailure.NO_OTLP,
+    "DEADLINE_EXCEEDED": SendFailure.TIMEOUT,
+    "RESOURCE_EXHAUSTED": SendFailure.BUSY,
 }
 _WORDS = (
-    (Away.NOBODY, ("Connection refused",)),
-    (Away.UNRESOLVED, ("NameResolutionError", "Name or service not known", "Domain name not found", "DNS resolution")),
-    (Away.TLS, ("SSLError", "handshake failed", "SSL routines", "CERTIFICATE_VERIFY_FAILED")),
-    (Away.NO_OTLP, ("Failed parsing HTTP/2", "BadStatusLine", "http1.x server")),
-    (Away.TIMEOUT, ("timed out", "Timeout", "Deadline Exceeded")),
-    (Away.CLOSED, ("Connection reset", "Socket closed", "Connection aborted", "RemoteDisconnected", "Broken pipe")),
+    (SendFailure.NOBODY, ("Connection refused",)),
+    (
+        SendFailure.UNRESOLVED,
+        ("NameResolutionError", "Name or service not known", "Domain name not found", "DNS resolution"),
+    ),
+    (SendFailure.TLS, ("SSLError", "handshake failed", "SSL routines", "CERTIFICATE_VERIFY_FAILED")),
+    (SendFailure.NO_OTLP, ("Failed parsing HTTP/2", "BadStatusLine", "http1.x server")),
+    (SendFailure.TIMEOUT, ("timed out", "Timeout", "Deadline Exceeded")),
+    (
+        SendFailure.CLOSED,
+        ("Connection reset", "Socket closed", "Connection aborted", "RemoteDisconnected", "Broken pipe"),
+    ),
 )
 """What texts of the libraries hold, the first that fits."""
 
 
-def of_http(code: int, *, is_refusal: bool) -> Away:
+def of_http(code: int, *, is_refusal: bool) -> SendFailure:
     """What an answer over HTTP says that is no success; `is_refusal`: the request may not come again."""
-    return _HTTP.get(code, Away.REFUSES if is_refusal else Away.BUSY)
+    return _HTTP.get(code, SendFailure.REFUSES if is_refusal else SendFailure.BUSY)
 
 
-def of_grpc(code: str, details: str, *, is_refusal: bool) -> Away:
+def of_grpc(code: str, details: str, *, is_refusal: bool) -> SendFailure:
     """What a gRPC error says, by its code and its text."""
     if (known := _GRPC.get(code)) is not None:
         return known
     known = of_text(details)
-    if known is not Away.UNKNOWN:
+    if known is not SendFailure.UNKNOWN:
         return known
-    return Away.REFUSES if is_refusal else Away.BUSY
+    return SendFailure.REFUSES if is_refusal else SendFailure.BUSY
 
 
-def of_text(text: str) -> Away:
+def of_text(text: str) -> SendFailure:
     """What the text of an exception says."""
-    return next((away for away, words in _WORDS if any(word in text for word in words)), Away.UNKNOWN)
+    return next((away for away, words in _WORDS if any(word in text for word in words)), SendFailure.UNKNOWN)

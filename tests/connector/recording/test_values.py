@@ -10,7 +10,7 @@ import pytest
 from memory import MemoryTransport, a_recorder, a_request, record
 from processes import SLOW_S
 
-from kvtrail.connector.recording.plain import plain
+from kvtrail.connector.recording.values import with_declared_types
 from kvtrail.tracer.events.events import Heartbeat
 from kvtrail.tracer.events.semconv import Kind
 
@@ -55,7 +55,9 @@ def a_lookup(*values: Any, **changes: Any) -> Any:
     ],
 )
 def test_a_number_is_a_number_or_unknown(odd: Any, reported: int | None) -> None:
-    event = plain(a_lookup(700, 0, odd, 256, False, None, None, (numpy.str_("k"),), 3, bytearray(b"hash"), None))
+    event = with_declared_types(
+        a_lookup(700, 0, odd, 256, False, None, None, (numpy.str_("k"),), 3, bytearray(b"hash"), None)
+    )
     assert event is not None
     assert event[-1] == (700, 0, reported, 256, False, None, None, ("k",), 3, b"hash", None)
     assert [type(value) for value in event[-1]][2] is type(reported)
@@ -72,7 +74,7 @@ def test_a_number_is_a_number_or_unknown(odd: Any, reported: int | None) -> None
     ids=["too few values", "unknown kind", "no text for an id", "no epoch"],
 )
 def test_what_makes_no_event_is_left_out(odd: Any) -> None:
-    assert plain(odd) is None
+    assert with_declared_types(odd) is None
 
 
 def test_one_odd_event_in_a_batch_costs_itself_only() -> None:

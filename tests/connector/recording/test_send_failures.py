@@ -18,11 +18,10 @@ import trustme
 from memory import a_request, record
 from processes import Tracer, free_port, listening, until
 
-from kvtrail.connector.recording import away as away_module
-from kvtrail.connector.recording import transport
-from kvtrail.connector.recording.away import Away
+from kvtrail.connector.recording import send_failures, transport
 from kvtrail.connector.recording.exporter import Exporter, ExportProcess, InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.recording.send_failures import SendFailure
 from kvtrail.connector.recording.transport import Refused
 
 PROTOCOLS = ("grpc", "http/protobuf")
@@ -80,7 +79,7 @@ def answering(protocol: str, http: int, code: grpc.StatusCode) -> Iterator[int]:
         web.shutdown()
 
 
-def why(monkeypatch: pytest.MonkeyPatch, protocol: str, endpoint: str) -> Away:
+def why(monkeypatch: pytest.MonkeyPatch, protocol: str, endpoint: str) -> SendFailure:
     """Why one request is not taken there."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
@@ -91,25 +90,25 @@ def why(monkeypatch: pytest.MonkeyPatch, protocol: str, endpoint: str) -> Away:
         pass
     finally:
         sender.close()
-    return sender.away
+    return sender.failure
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_where_no_receiver_listens(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
-    assert why(monkeypatch, protocol, f"http://127.0.0.1:{free_port()}") is Away.NOBODY
+    assert why(monkeypatch, protocol, f"http://127.0.0.1:{free_port()}") is SendFailure.NOBODY
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_what_hangs_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     with each_connection(lambda connection: connection) as port:
-        assert why(monkeypatch, protocol, f"http://127.0.0.1:{port}") is Away.TIMEOUT
+        assert why(monkeypatch, protocol, f"http://127.0.0.1:{port}") is SendFailure.TIMEOUT
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize(("scheme", "expected"), [("https", Away.TLS), ("http", Away.CLOSED)])
+@pytest.mark.parametrize(("scheme", "expected"), [("https", SendFailure.TLS), ("http", SendFailure.CLOSED)])
 def test_without_the_authority_or_without_tls_no_connection_can_be_made(
-    monkeypatch: pytest.MonkeyPatch, protocol: str, scheme: str, expected: Away
+    monkeypatch: pytest.MonkeyPatch, protocol: str, scheme: str, expected: SendFailure
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
@@ -122,15 +121,15 @@ def test_without_the_authority_or_without_tls_no_connection_can_be_made(
 @pytest.mark.parametrize(
     ("http", "code", "expected"),
     [
-        (401, grpc.StatusCode.UNAUTHENTICATED, Away.TOKEN),
-        (403, grpc.StatusCode.PERMISSION_DENIED, Away.TOKEN),
-        (404, grpc.StatusCode.UNIMPLEMENTED, Away.NO_OTLP),
-        (503, grpc.StatusCode.UNAVAILABLE, Away.BUSY),
-        (500, grpc.StatusCode.INTERNAL, Away.REFUSES),
+        (401, grpc.StatusCode.UNAUTHENTICATED, SendFailure.TOKEN),
+        (403, grpc.StatusCode.PERMISSION_DENIED, SendFailure.TOKEN),
+        (404, grpc.StatusCode.UNIMPLEMENTED, SendFailure.NO_OTLP),
+        (503, grpc.StatusCode.UNAVAILABLE, SendFailure.BUSY),
+        (500, grpc.StatusCode.INTERNAL, SendFailure.REFUSES),
     ],
 )
 def test_what_a_receiver_answers(
-    monkeypatch: pytest.MonkeyPatch, protocol: str, http: int, code: grpc.StatusCode, expected: Away
+    monkeypatch: pytest.MonkeyPatch, protocol: str, http: int, code: grpc.StatusCode, expected: SendFailure
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")  # so that the SDK does not come again
     with answering(protocol, http, code) as port:
@@ -143,7 +142,7 @@ def test_the_port_of_the_other_protocol_takes_no_spans(
 ) -> None:
     tracer = start_tracer()
     port = tracer.url.rpartition(":")[2] if protocol == "grpc" else tracer.grpc_port
-    assert why(monkeypatch, protocol, f"http://127.0.0.1:{port}") in (Away.NO_OTLP, Away.CLOSED)
+    assert why(monkeypatch, protocol, f"http://127.0.0.1:{port}") in (SendFailure.NO_OTLP, SendFailure.CLOSED)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def test_the_port_of_the_other_protocol_takes_no_spans(
     ],
 )
 def test_a_name_without_an_address(text: str) -> None:
-    assert away_module.of_text(text) is Away.UNRESOLVED
+    assert send_failures.of_text(text) is SendFailure.UNRESOLVED
 
 
 @pytest.fixture(
@@ -195,6 +194,6 @@ def test_the_log_names_a_refused_token_and_the_setting(
 
 
 def test_each_reason_has_its_words() -> None:
-    assert all(each.advice.endswith(".") for each in Away)
-    assert len({each.why for each in Away}) == len(Away)
-    assert all(each.why.startswith(": ") for each in Away if each is not Away.UNKNOWN)
+    assert all(each.advice.endswith(".") for each in SendFailure)
+    assert len({each.why for each in SendFailure}) == len(SendFailure)
+    assert all(each.why.startswith(": ") for each in SendFailure if each is not SendFailure.UNKNOWN)

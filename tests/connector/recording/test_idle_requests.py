@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from memory import MemoryTransport, a_recorder
 from processes import SLOW_S
 
-from kvtrail.connector.recording import idle
-from kvtrail.connector.recording.idle import IdleRequests
+from kvtrail.connector.recording import idle_requests
+from kvtrail.connector.recording.idle_requests import IdleRequests
 from kvtrail.tracer.events.events import Heartbeat
 
 
@@ -24,7 +24,7 @@ def test_all_have_their_turn_and_the_budget_holds() -> None:
     requests, events = IdleRequests(), {f"request-{n}": n for n in range(300)}
     requests.select(events)
     reported = [requests.select(events) for _ in range(10)]
-    assert {len(named) for named, _ in filter(None, reported)} == {idle.MAX_NAMED}
+    assert {len(named) for named, _ in filter(None, reported)} == {idle_requests.MAX_NAMED}
     first = {name for named, _ in filter(None, reported[:5]) for name in named}
     assert first == {f"request-{n}" for n in range(300)}
     assert all(int(name.split("-")[1]) == count for each in reported if each for name, count in zip(*each, strict=True))
