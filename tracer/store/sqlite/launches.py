@@ -20,11 +20,6 @@ SCHEMA = (
 _SELECT = "SELECT engine, launch, state, began_ns, ended_ns, ended_by, lost, cause, settings FROM launches"
 
 
-def add_settings(db: sqlite3.Connection) -> None:
-    """Make schema 4 of schema 3, within the open transaction."""
-    db.execute("ALTER TABLE launches ADD COLUMN settings TEXT NOT NULL DEFAULT '{}'")
-
-
 def put(db: sqlite3.Connection, launches: Iterable[Launch]) -> None:
     """Store new and changed launches, within the open transaction."""
     db.executemany(

@@ -12,7 +12,8 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.store.sqlite import log
-from kvtrail.tracer.store.sqlite.database import Query, from_text, member, to_text
+from kvtrail.tracer.store.sqlite.database import Query, readable, to_text
+from kvtrail.tracer.store.sqlite.requests import STORED, stored_request
 
 SCHEMA = (
     # The last span that was judged: only while a tracer that has just started is behind.
@@ -75,13 +76,13 @@ def beginning(query: Query, *, after: int) -> int:
 def explained(query: Query, requests: Collection[RequestKey]) -> dict[RequestKey, list[dict[str, Any]]]:
     """The admissions of these requests with final causes, as their rows have them."""
     rows = query(
-        f"SELECT engine, request, {member('causes')} FROM json_each(?) AS r CROSS JOIN requests"
+        f"SELECT request, {STORED} FROM json_each(?) AS r CROSS JOIN requests"
         " ON request = r.value ->> 1 AND engine = r.value ->> 0",
-        [f"{member('causes')} IS NOT NULL"],
+        (),
         [to_text(list(requests))],
     )
-    entries = {(engine, request): from_text(causes) for engine, request, causes in rows}
-    return {key: [entry for entry in some if entry["final"]] for key, some in entries.items()}
+    stored = readable(rows, lambda row: (row[0], stored_request(row[1:])), of="requests")
+    return {(each.engine, name): [entry for entry in each["causes"] if entry["final"]] for name, each in stored}
 
 
 def events_of(query: Query, requests: Collection[RequestKey], *, until: int) -> Iterator[list[Event]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from kvtrail.tracer.savings.cells import HOUR_S, MINUTE_S, Cell, by_step, interval_s
 from kvtrail.tracer.savings.sums import SavingsRow
-from kvtrail.tracer.store import LARGEST
+from kvtrail.tracer.store.request_rows import LARGEST
 from kvtrail.tracer.store.sqlite.database import Database, from_text, whole_sum
 
 SCHEMA = (

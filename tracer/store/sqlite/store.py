@@ -20,6 +20,7 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, Batch, StoreError, StoreInUse
 from kvtrail.tracer.store.handoffs import HandoffRow
+from kvtrail.tracer.store.request_rows import RequestRow
 from kvtrail.tracer.store.sqlite import (
     engines,
     event_sums,
@@ -105,9 +106,8 @@ class SqliteWriter:
                 pass
         parts: list[tuple[Callable[[Any], None], Sequence[Any]]] = [
             (lambda descriptions: engines.put(self._db, dict(descriptions)), list(batch.engines.items())),
-            (self._put_accounts, batch.accounts),
+            (self._put_requests, batch.requests),
             (partial(findings.put, self._db), batch.findings),
-            (partial(lanes.put, self._db), batch.lanes),
             (partial(launches.put, self._db), batch.launches),
             (partial(handoffs.put, self._db), batch.handoffs),
             (partial(markers.put, self._db), batch.markers),
@@ -138,7 +138,7 @@ class SqliteWriter:
         """Forget what was made of the log, so that all of it is judged again. What is older than the log stays."""
         with self._transaction():
             since_ns = restart.begins_ns(self._query)
-            for table in (measures, requests, lanes, findings, savings, waste, handoffs):
+            for table in (measures, requests, findings, savings, waste, handoffs):
                 table.forget(self._db, since_ns=since_ns)
             self._log.settle(0)
             restart.note_judged(self._db, 0)
@@ -271,9 +271,9 @@ class SqliteWriter:
                 os.close(descriptor)
         self._claim = self._lock = -1
 
-    def _put_accounts(self, accounts: Sequence[Mapping[str, Any]]) -> None:
-        requests.put(self._db, accounts)
-        measures.put(self._db, accounts)
+    def _put_requests(self, rows: Sequence[RequestRow]) -> None:
+        requests.put(self._db, rows)
+        measures.put(self._db, rows)
 
     def _put_out(self, batch: Batch) -> None:
         if self._outbox is not None:

@@ -58,7 +58,7 @@ class Careful(Sidecar):
         return self.value("kvtrail_internal_errors_total", where=where)
 
     def requests(self) -> dict[str, dict[str, Any]]:
-        return {row["request"]: row for row in self.reader.requests()}
+        return {row["request"]: row.account() for row in self.reader.requests()}
 
 
 @pytest.fixture
