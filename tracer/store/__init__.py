@@ -258,9 +258,6 @@ class Reader(Protocol):
         """The number of findings by rule, severity and interval of `step_ns`, which begins at `at_ns`. A finding counts
         where it was last seen."""
 
-    def findings_places(self) -> dict[str, list[str]]:
-        """The `rules`, `connectors` and `engines` that have findings, in alphabetical order."""
-
     def savings(self, *, since_ns: int, until_ns: int, stretch_s: int = 1) -> list[SavingsRow]:
         """The sums of a range of time by interval, engine, connector and epoch.
 

@@ -32,7 +32,7 @@ DERIVED = {
     "requests": "request, engine",
     "request_totals": "status, verdict",
     "findings": "id",
-    "finding_places": "kind, name",
+    "finding_sightings": "rule, engine, connector",
     "efficiency": "step_s, at_s, engine, connector, epoch, measure",
 }
 """The tables that are made of the log, and what identifies their rows."""
