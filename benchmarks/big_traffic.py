@@ -20,6 +20,7 @@ from kvtrail.tracer.model.engines import described
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.savings.minute_sums import MINUTE_NS, MINUTE_S, SumKey
 from kvtrail.tracer.store import Batch, Chunk
+from kvtrail.tracer.store.request_rows import row_of
 from kvtrail.tracer.store.sqlite.log import FOLDED_SPANS
 
 ENGINES = 8
@@ -120,8 +121,8 @@ class Traffic:
         savings = {SumKey(*where, name): sum_ for where, sums in self._savings.items() for name, sum_ in sums.items()}
         batch = Batch(findings=self._findings, savings=savings, settled=self._written)
         for number, reported in self._touched.items():
-            batch.accounts.append(reported.account(self._engines[number % ENGINES].recorder))
-            batch.lanes.append(reported.lane())
+            known = reported.account(self._engines[number % ENGINES].recorder)
+            batch.requests.append(row_of(known, reported.lane()))
         self._touched, self._findings = {}, []
         self._savings.clear()
         return batch

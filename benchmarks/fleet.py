@@ -328,10 +328,12 @@ class Recorder:
 
 @dataclass
 class Engine:
-    """An engine with one recorder. `drift_every`: about one drift for this many spans; 0 for none."""
+    """An engine with one recorder. `drift_every`: about one drift for this many spans; 0 for none. `batch`: spans of an OTLP
+    request, at least."""
 
     name: str
     drift_every: int = 0
+    batch: int = BATCH
     _running: list[Request] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -361,7 +363,7 @@ class Engine:
         findings: list[Finding] = []
         recorder = self._recorder
         begun, first, now_ns = 0, recorder.sequence, time.perf_counter_ns()
-        while recorder.sequence - first < BATCH and not (closing and not self._running):
+        while recorder.sequence - first < self.batch and not (closing and not self._running):
             if not closing and len(self._running) < (1 if self._first else RUNNING):
                 self._running.append(recorder.begin(self._next_shape(), now_ns))
                 begun += 1

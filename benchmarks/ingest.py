@@ -7,8 +7,8 @@ The history is that of `read.py`. It arrives in requests with few or many events
     python benchmarks/ingest.py --long             prompts of 128k new tokens in blocks of 16, level `detailed`, for each of
                                                    them, compared with prompts of an eighth
     python benchmarks/ingest.py --long --against OTHER
-    python benchmarks/ingest.py --fleet            the fleet of `load.py`, 512 spans a request: time and disk of a span, and
-                                                   what the disk holds
+    python benchmarks/ingest.py --fleet            the fleet of `load.py`, 512 spans a request and 100: time and disk of a
+                                                   span, and what the disk holds
     python benchmarks/ingest.py --fleet --against OTHER
 """
 
@@ -43,7 +43,7 @@ from kvtrail.tracer.serve.server import GC_THRESHOLDS
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 ROOT = Path(__file__).parents[1]
-FEW, MANY = 16, 512
+FEW, BURST, MANY = 16, 100, 512
 UNIT = "us of a processor per event"
 BLOCK = 16
 LONG, SHORTER = 128_000, 16_000
@@ -88,12 +88,13 @@ def ingest_long(tokens: int) -> None:
         pipeline.close()
 
 
-def ingest_fleet(spans: int, *, shows_disk: bool) -> None:
-    """Print the microseconds that a span takes from a request's bytes to the disk, or the bytes that it takes there."""
+def ingest_fleet(spans: int, size: int, *, shows_disk: bool) -> None:
+    """Print the microseconds that a span takes from the bytes of a request of `size` spans to the disk, or the bytes that it
+    takes there."""
     logging.disable()
     gc.set_threshold(*GC_THRESHOLDS)  # as `kvtrail serve` does
-    engines = [Engine(f"engine-{number}") for number in range(FLEET)]
-    payloads = [engine.payload() for _ in range(spans // MANY // FLEET) for engine in engines]
+    engines = [Engine(f"engine-{number}", batch=size) for number in range(FLEET)]
+    payloads = [engine.payload() for _ in range(spans // size // FLEET) for engine in engines]
     payloads += [payload for engine in engines for payload in engine.last()]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.db"
@@ -190,12 +191,14 @@ def compare_long(count: int, other: Path | None) -> None:
 
 def compare_fleet(count: int, other: Path | None) -> None:
     """Measure the fleet's spans, in a long run and a short one or with another checkout."""
-    if other is None:
-        sides = {f"{spans:,} spans": (ROOT, ("--spans", spans)) for spans in (FLEET_SPANS, FLEET_SPANS // 4)}
-    else:
-        sides = {"this": (ROOT, ("--spans", FLEET_SPANS)), "the other": (other, ("--spans", FLEET_SPANS))}
-    ingest_fleet(FLEET_SPANS, shows_disk=True)
-    rounds.compare("the fleet", __file__, sides, count, FLEET_UNIT)
+    for size in (MANY, BURST):
+        arguments = ("--fleet", "--size", size, "--spans")
+        if other is None:
+            sides = {f"{spans:,} spans": (ROOT, (*arguments, spans)) for spans in (FLEET_SPANS, FLEET_SPANS // 4)}
+        else:
+            sides = {"this": (ROOT, (*arguments, FLEET_SPANS)), "the other": (other, (*arguments, FLEET_SPANS))}
+        ingest_fleet(FLEET_SPANS, size, shows_disk=True)
+        rounds.compare(f"the fleet, {size} a request", __file__, sides, count, FLEET_UNIT)
 
 
 def main() -> None:
@@ -203,14 +206,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--against", type=Path, help="the root of another checkout")
     parser.add_argument("--history", type=Path, help="a trace file of one recorder, instead of a new one")
-    parser.add_argument("--size", type=int, help="only print the time of an event in requests of this size")
+    parser.add_argument("--size", type=int, help="spans of a request: only print the time of an event in such requests")
     parser.add_argument("--long", action="store_true", help="measure long prompts")
     parser.add_argument("--tokens", type=int, help="only print the time of a prompt of this many tokens")
     parser.add_argument("--fleet", action="store_true", help="measure the fleet of load.py")
     parser.add_argument("--spans", type=int, help="only print the time of a span of the fleet, from this many")
     options = parser.parse_args()
     if options.spans is not None:
-        ingest_fleet(options.spans, shows_disk=False)
+        ingest_fleet(options.spans, options.size or MANY, shows_disk=False)
         return
     if options.fleet:
         compare_fleet(options.rounds, options.against)

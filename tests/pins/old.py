@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from history import START_NS, goodbyes, history
+from older_stores import make_schema_3, make_schema_4, make_schema_5
 from wire import encoded
 
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.receive.rebuild import rebuild
 from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store.request_rows import StoredRequest
 from kvtrail.tracer.store.sqlite import damage, upkeep
 from kvtrail.tracer.store.sqlite.opening import SCHEMA_VERSION
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
@@ -26,33 +28,18 @@ STORIES = {
     "aborted": "start 96 of a b d\nL 96 c0 h64 -> 64\nA 64 [1-6]\nend aborted",
     "stale": "L 750 c384 h256 -> 256 cached\nA 256 !AssertionError: Mismatch",
 }
-OF_SCHEMA_5 = (
-    "UPDATE findings SET rule = 'short-load', body = json_set(body, '$.rule', 'short-load')",
-    "PRAGMA user_version=5",
-)
-OF_SCHEMA_4 = (
-    "ALTER TABLE request_measures DROP COLUMN prefix",
-    "ALTER TABLE request_measures DROP COLUMN ending",
-    "PRAGMA user_version=4",
-)
-OF_SCHEMA_3 = (
-    "ALTER TABLE launches DROP COLUMN settings",
-    "DROP TABLE markers",
-    "DROP TABLE request_measures",
-    "PRAGMA user_version=3",
-)
-CHANGES: Mapping[str, tuple[str, ...]] = {
+CHANGES: Mapping[str, tuple[str, ...] | Callable[[sqlite3.Connection], None]] = {
     "today's": (),
-    "schema 5": OF_SCHEMA_5,
-    "schema 4": OF_SCHEMA_4,
-    "schema 3": OF_SCHEMA_3,
+    "schema 5": make_schema_5,
+    "schema 4": make_schema_4,
+    "schema 3": make_schema_3,
     "schema 2": ("PRAGMA user_version=2",),
     "a later schema": (f"PRAGMA user_version={SCHEMA_VERSION + 1}",),
     "another program's": ("PRAGMA application_id=7",),
     "damaged rows": (
         "DROP TRIGGER requests_change",
         "DROP TRIGGER requests_move",
-        "UPDATE requests SET account = '{' WHERE number = 1",
+        "UPDATE requests SET body = x'00' WHERE number = 1",
     ),
     "a damaged log": ("UPDATE chunks SET body = x'00' WHERE number = (SELECT max(number) FROM chunks)",),
     "rows that are lost": ("DELETE FROM requests WHERE number = 2", "DELETE FROM findings"),
@@ -70,8 +57,11 @@ def old_stores() -> dict[str, Any]:
             path = Path(folder) / "s.db"
             _fill(path)
             db = sqlite3.connect(path)
-            for change in changes:
-                db.execute(change)
+            if isinstance(changes, tuple):
+                for change in changes:
+                    db.execute(change)
+            else:
+                changes(db)
             db.commit()
             db.close()
             found[name] = _opened(path)
@@ -108,7 +98,8 @@ def _held(path: Path) -> dict[str, Any]:
     return {
         "totals": _said(path, reader.totals),
         "requests": _said(
-            path, lambda: {r["request"]: f"{r['verdict']} {r['status']} {digest(r)}" for r in reader.requests()}
+            path,
+            lambda: {r["request"]: f"{r['verdict']} {r.status} {digest(_of_account(r))}" for r in reader.requests()},
         ),
         "findings": _said(path, lambda: {f["request"]: f"{f['rule']} {digest(f)}" for f in reader.findings()}),
         "measures": _said(path, lambda: _measures(path)),
@@ -116,6 +107,12 @@ def _held(path: Path) -> dict[str, Any]:
         "markers": _said(path, lambda: len(reader.markers(limit=9, **every))),
         "spans": _said(path, lambda: sum(len(some) for some in reader.spans(**every))),
     }
+
+
+def _of_account(request: StoredRequest) -> dict[str, Any]:
+    account = request.account()
+    account["outcome"] = account.pop("reason")
+    return account
 
 
 def _measures(path: Path) -> list[Any]:

@@ -345,10 +345,10 @@ class Remembered(dict[bytes, Parsed]):
 
     def __init__(self, parse: Callable[[bytes], Parsed]) -> None:
         super().__init__()
-        self._parse = parse
+        self.parse = parse
 
     def __missing__(self, encoded: bytes) -> Parsed:
-        parsed = self._parse(encoded)
+        parsed = self.parse(encoded)
         if len(encoded) <= _LONGEST_REMEMBERED:
             if len(self) >= _MAX_REMEMBERED:
                 self.clear()

@@ -25,6 +25,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import KEYS
 from kvtrail.tracer.events.spans import LATEST_NS, Span
 from kvtrail.tracer.ingest.decode import (
     Decoded,
@@ -39,6 +40,8 @@ from kvtrail.tracer.ingest.decode import (
 
 _SEQUENCE = KeyValue(key=semconv.SEQUENCE.key).SerializeToString() + b"\x12"
 """How the attribute begins that holds a recorder's number: all but its value."""
+_CHUNK_KEYS = KeyValue(key=KEYS["chunk_keys"]).SerializeToString()
+"""How the attribute begins that holds keys of chunks."""
 _INT = AnyValue(int_value=0).SerializeToString()[0]
 _MORE = 0x80
 """A byte of a number that another one follows is this much greater."""
@@ -205,11 +208,14 @@ def _attribute(encoded: bytes) -> tuple[str, Any]:
 
 
 class _Attributes(Remembered[tuple[str, Any]]):
-    """Attributes by their bytes. A recorder's number comes once: to remember it would only drive out what comes again."""
+    """Attributes by their bytes. A recorder's number comes once, and so do keys of chunks as a rule: to remember them would
+    only drive out what comes again."""
 
     def __missing__(self, encoded: bytes) -> tuple[str, Any]:
         if encoded.startswith(_SEQUENCE) and (number := _number(encoded[len(_SEQUENCE) :])) is not None:
             return semconv.SEQUENCE.key, number
+        if encoded.startswith(_CHUNK_KEYS):
+            return self.parse(encoded)
         return super().__missing__(encoded)
 
 

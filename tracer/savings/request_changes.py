@@ -44,7 +44,7 @@ def of_account(account: Mapping[str, Any], model: str) -> Observed:
     if account["ended_ns"]:
         seconds["duration_s"] = max(0, account["ended_ns"] - account["started_ns"]) / 1e9
     groups = {"engine": account["engine"], "model": model, "connector": account["connector"]}
-    prompt = {"prompt": length_class(account["prompt"]), "prefix": account.get("prefix") or UNKNOWN}
+    prompt = {"prompt": length_class(account["prompt"]), "prefix": account["prefix"] or UNKNOWN}
     return Observed(groups | prompt, seconds)
 
 

@@ -22,11 +22,10 @@ from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.savings.minute_sums import SavingsRow, SumKey
 from kvtrail.tracer.savings.waste import WastedTokens, WasteFilter, WasteSum
 from kvtrail.tracer.store.handoffs import HandoffRow
+from kvtrail.tracer.store.request_rows import RequestRow, StoredRequest
 
 MAX_RECEIPTS = 65_536
 """Digests of received requests that are remembered, to recognize one that is sent again. Senders give up after minutes."""
-LARGEST = 2**62
-"""The largest sum: two of them still fit into a database's 64 bits."""
 
 
 class StoreError(RuntimeError):
@@ -92,17 +91,15 @@ class Batch:
         seen: by recorder: the numbers of its events that are stored with this batch, as `SeenNumbers.as_text` gives them.
         engines: the descriptions of engines, in the fields of `model.engines.DESCRIPTION`, where new or not written for a
             while.
-        accounts: accounts as `Account.as_dict` gives them, with `verdict`, `findings` and `unknown` (the reason, where the
-            verdict is unknown) added.
+        requests: the rows of requests that are new or have changed.
         findings: findings that are new or have changed.
         savings: what to add to the sums of the offload's savings.
         wasted: what admissions computed again, new or again as it is known now.
         activity: what to add to the sums of recent activity.
-        lanes: the requests of `accounts` as lanes of the live view.
         launches: launches of engines that are new or have changed.
         handoffs: events of hand-offs that have entered the ledger, in order.
         markers: new ones; one with a stored id changes nothing.
-        settled: the number of the last span that accounts and lanes now include, if it has changed. A restart rebuilds
+        settled: the number of the last span that the rows of requests now include, if it has changed. A restart rebuilds
             those that do not.
         judged: the number of the last span that was judged, where that is not the last one stored.
     """
@@ -111,12 +108,11 @@ class Batch:
     digest: bytes = b""
     seen: Mapping[str, str] = field(default_factory=dict)
     engines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    accounts: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[RequestRow] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     savings: Mapping[SumKey, int] = field(default_factory=dict)
     wasted: list[WastedTokens] = field(default_factory=list)
     activity: Mapping[Activity, Amounts] = field(default_factory=dict)
-    lanes: list[Lane] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     handoffs: list[HandoffRow] = field(default_factory=list)
     markers: list[Marker] = field(default_factory=list)
@@ -201,7 +197,7 @@ class Reader(Protocol):
         before_ns: int | None = None,
         where: Sequence[Condition] = (),
         sort: Sort = Sort.LATEST,
-    ) -> list[dict[str, Any]]:
+    ) -> list[StoredRequest]:
         """Requests that started at or after `since_ns` and before `before_ns`; `search` is a part of either id, or a whole
         trace id, `engines` selects engines (None means any), and all conditions of `where` are met. A store may sort the
         latest 20,000 of them only."""
@@ -224,7 +220,7 @@ class Reader(Protocol):
     ) -> list[Group]:
         """The largest groups of these requests, with this measure of time, the largest first; with `names`, of these."""
 
-    def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
+    def request(self, request: str, *, engine: str = "") -> StoredRequest | None:
         """One request by its engine's or external id; the latest one if an external id was used twice."""
 
     def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
@@ -233,11 +229,10 @@ class Reader(Protocol):
     def outcome_counts(
         self, *, since_ns: int, before_ns: int, engines: Sequence[str] | None = None
     ) -> list[tuple[str, str, str | None, int]]:
-        """How many requests started at or after `since_ns` and before `before_ns`, by engine, and by `status` and"
-        " `outcome` of
-        their accounts. The engine is empty for finished requests: their outcome does not depend on its state."""
+        """How many requests started at or after `since_ns` and before `before_ns`, by engine, and by the `status` and
+        `outcome` of their accounts. The engine is empty for finished requests: their outcome does not depend on its state."""
 
-    def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
+    def spans_of(self, account: StoredRequest, *, limit: int = 20_000) -> list[Span]:
         """The spans of a request and the foreign spans of its trace, by time; the latest `limit` of them."""
 
     def spans_named(self, named: Collection[tuple[str, int]]) -> list[Span]:
@@ -261,9 +256,6 @@ class Reader(Protocol):
     def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
         """The number of findings by rule, severity and interval of `step_ns`, which begins at `at_ns`. A finding counts
         where it was last seen."""
-
-    def findings_places(self) -> dict[str, list[str]]:
-        """The `rules`, `connectors` and `engines` that have findings, in alphabetical order."""
 
     def savings(self, *, since_ns: int, until_ns: int, stretch_s: int = 1) -> list[SavingsRow]:
         """The sums of a range of time by interval, engine, connector and epoch.

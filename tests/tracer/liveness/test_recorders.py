@@ -276,7 +276,7 @@ def test_engines_that_left_leave_nothing_behind(
     stored = {row["engine"]: row["status"] for row in SqliteReader(tmp_path / "s.db").requests()}
     assert stored.pop("engine-here") == "admitted"
     assert set(stored.values()) == {"abandoned"}
-    outcomes = {row["outcome"] for row in SqliteReader(tmp_path / "s.db").requests() if row["engine"] in stored}
+    outcomes = {row.outcome for row in SqliteReader(tmp_path / "s.db").requests() if row["engine"] in stored}
     assert outcomes == {semconv.CUT_OFF if goodbye else semconv.UNHEARD}
 
 

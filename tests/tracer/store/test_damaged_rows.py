@@ -36,12 +36,12 @@ def changed(path: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        "UPDATE requests SET account = '{' WHERE request = 'r-1-0123abcd'",
-        "UPDATE requests SET account = '[1]' WHERE request = 'r-1-0123abcd'",
-        "UPDATE requests SET account = CAST(x'ff22fe' AS TEXT) WHERE request = 'r-1-0123abcd'",
+        "UPDATE requests SET body = '{' WHERE request = 'r-1-0123abcd'",
+        "UPDATE requests SET body = x'00' WHERE request = 'r-1-0123abcd'",
+        "UPDATE requests SET body = CAST(x'ff22fe' AS TEXT) WHERE request = 'r-1-0123abcd'",
         "UPDATE requests SET loaded = 'many' WHERE request = 'r-1-0123abcd'",
-        "UPDATE lanes SET changes = '{' WHERE request = 'r-1-0123abcd'",
-        "UPDATE lanes SET transfers = CAST(x'ff' AS TEXT) WHERE request = 'r-1-0123abcd'",
+        "UPDATE requests SET changes = '{' WHERE request = 'r-1-0123abcd'",
+        "UPDATE requests SET transfers = CAST(x'ff' AS TEXT) WHERE request = 'r-1-0123abcd'",
         "UPDATE request_measures SET tokens = '{' WHERE number = 2",
         "UPDATE findings SET body = 'null'",
         "UPDATE engines SET about = '7'",
@@ -84,7 +84,7 @@ def test_a_damaged_row_that_was_met_is_counted_once_and_everybody_who_watches_he
     probe, health = client.get("/readyz"), client.get("/api/health").json()
     assert (probe.status_code, probe.json(), health["damage"]) == (200, {"status": "ok"}, None)
     assert "kvtrail_store_damaged_rows 0.0" in client.get("/metrics").text
-    changed(path, "UPDATE requests SET account = '{' WHERE request = 'r-1-0123abcd'")
+    changed(path, "UPDATE requests SET body = x'00' WHERE request = 'r-1-0123abcd'")
     for _ in range(3):
         client.get("/api/requests").raise_for_status()
     assert "kvtrail_store_damaged_rows 1.0" in client.get("/metrics").text

@@ -15,8 +15,10 @@ from evicted_story import ABOUT, CHUNK
 from evicted_story import STORY as EVICTED
 from history import hash_of, history
 from msgspec.structs import replace
+from older_stores import make_schema_3, make_schema_4, make_schema_5
 from wire import encoded
 
+from kvtrail.tracer.ledger.lanes import Window
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive import recovery
@@ -105,7 +107,7 @@ def test_a_store_of_another_kvtrail_is_refused(tmp_path: Path, schema: int, said
     [
         "ALTER TABLE launches DROP COLUMN lost",
         "ALTER TABLE engines ADD COLUMN rack TEXT",
-        "DROP TABLE lanes; CREATE TABLE lanes (request TEXT)",
+        "DROP TABLE markers; CREATE TABLE markers (request TEXT)",
         "PRAGMA user_version=0",
         "PRAGMA user_version=-3",
         "PRAGMA user_version=3",
@@ -210,10 +212,7 @@ def test_a_store_of_schema_3_gets_the_settings_of_launches(tmp_path: Path) -> No
     path = tmp_path / "s.db"
     filled(path, 1)
     db = sqlite3.connect(path)
-    db.execute("ALTER TABLE launches DROP COLUMN settings")
-    db.execute("DROP TABLE markers")
-    db.execute("DROP TABLE request_measures")
-    db.execute("PRAGMA user_version=3")
+    make_schema_3(db)
     db.commit()
     db.close()
     writer = SqliteWriter(path)
@@ -259,9 +258,7 @@ def test_a_store_of_schema_4_has_how_requests_ended_and_after_a_rebuild_their_pr
     prefix, ended = hash_of("b").hex(), ("finished", "aborted", "failed")
     assert _measured(path) == [(prefix, each) for each in ended]
     db = sqlite3.connect(path)
-    for column in ("prefix", "ending"):
-        db.execute(f"ALTER TABLE request_measures DROP COLUMN {column}")
-    db.execute("PRAGMA user_version=4")
+    make_schema_4(db)
     db.commit()
     db.close()
     SqliteWriter(path).close()
@@ -277,11 +274,10 @@ def test_a_store_of_schema_5_has_its_findings_under_the_names_that_rules_have_to
         hear(pipeline, name, "L 750 c384 h256 -> 256 cached\nend")
     pipeline.close()
     db = sqlite3.connect(path)
+    make_schema_5(db)
     db.execute("UPDATE findings SET rule = 'second-load', body = json_set(body, '$.rule', 'second-load')")
     db.execute("UPDATE findings SET body = '{' WHERE request LIKE '%r2%'")
     db.execute("UPDATE finding_sightings SET rule = 'second-load'")
-    db.execute("UPDATE finding_places SET name = 'second-load' WHERE kind = 'rules'")
-    db.execute("PRAGMA user_version=5")
     db.commit()
     db.close()
     SqliteWriter(path).close()
@@ -289,7 +285,26 @@ def test_a_store_of_schema_5_has_its_findings_under_the_names_that_rules_have_to
     assert [each["rule"] for each in reader.findings(FindingFilter(rule="duplicate-load"))] == ["duplicate-load"]
     assert {place.rule for place in reader.finding_counts()} == {"duplicate-load"}
     assert {each.place.rule for each in reader.sightings()} == {"duplicate-load"}
-    assert reader.findings_places()["rules"] == ["duplicate-load"]
+
+
+def test_a_store_of_schema_5_has_the_same_requests_and_lanes(tmp_path: Path) -> None:
+    path, window = tmp_path / "s.db", Window(from_ns=0, to_ns=2**62)
+    filled(path, 3)
+    before = SqliteReader(path).requests(), SqliteReader(path).lanes(window, live=()), SqliteReader(path).totals()
+    assert len(before[1].lanes) == 3
+    damaged = "r1-0123abcd"
+    db = sqlite3.connect(path)
+    make_schema_5(db)
+    db.execute("UPDATE requests SET account = '{' WHERE request = ?", (damaged,))
+    db.commit()
+    db.close()
+    SqliteWriter(path).close()
+    reader = SqliteReader(path)
+    assert (reader.lanes(window, live=()), reader.totals()) == before[1:]
+    assert [each.account() for each in reader.requests()] == [
+        each.account() for each in before[0] if each["request"] != damaged
+    ]
+    assert [fault.text for fault in upkeep.verify(path)] == ["1 rows of requests cannot be read: their body is damaged"]
 
 
 def _measured(path: Path) -> list[tuple[str, str]]:

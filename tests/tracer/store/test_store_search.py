@@ -16,6 +16,7 @@ from kvtrail.connector.recording.contexts import root_ids
 from kvtrail.tracer.events.events import RequestStart
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.store import Batch, Chunk
+from kvtrail.tracer.store.request_rows import row_of
 from kvtrail.tracer.store.sqlite import requests
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
@@ -65,7 +66,7 @@ def reader(held: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory)
     writer = SqliteWriter(path)
     for at in range(0, len(held), 100):
         some = held[at : at + 100]
-        writer.write(Batch(starts(some), accounts=some))
+        writer.write(Batch(starts(some), requests=list(map(row_of, some))))
         while at < len(held) // 2 and writer.fold(some=True):
             pass
     yield SqliteReader(path)
@@ -122,7 +123,7 @@ def test_pages_follow_each_other_without_a_gap(held: list[dict[str, Any]], reade
 def test_an_id_that_is_a_search_expression_is_taken_as_it_is(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "s.db")
     odd = ['a" OR "b"', "NEAR(x y)", "ids:abc", "abc*", "日本語のリクエスト", "tab\tand\nline", "-not this"]
-    writer.write(Batch(accounts=[account(f"{text}-1", text, at) for at, text in enumerate(odd)]))
+    writer.write(Batch(requests=[row_of(account(f"{text}-1", text, at)) for at, text in enumerate(odd)]))
     reader = SqliteReader(tmp_path / "s.db")
     for text in odd:
         assert [each["external"] for each in reader.requests(search=text)] == [text]
@@ -135,9 +136,9 @@ def test_an_id_that_is_a_search_expression_is_taken_as_it_is(tmp_path: Path) -> 
 def test_a_name_that_comes_late_is_found_and_the_old_one_is_not(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "s.db")
     reader = SqliteReader(tmp_path / "s.db")
-    writer.write(Batch(accounts=[account("r-1", "before", 5)]))
+    writer.write(Batch(requests=[row_of(account("r-1", "before", 5))]))
     writer.fold(some=True)
-    writer.write(Batch(accounts=[account("r-1", "afterwards", 5)]))
+    writer.write(Batch(requests=[row_of(account("r-1", "afterwards", 5))]))
     assert [each["request"] for each in reader.requests(search="afterw")] == ["r-1"]
     assert reader.requests(search="before") == []
     matched = "SELECT count(*) FROM request_ids WHERE request_ids MATCH ?"
@@ -149,7 +150,7 @@ def test_the_parts_of_the_index_are_merged_in_small_steps(tmp_path: Path) -> Non
     steps = 0
     for round_ in range(60):
         rows = [account(f"r-{round_}-{n}", f"x-{round_}-{n}", 60 * round_ + n) for n in range(50)]
-        writer.write(Batch(accounts=rows))
+        writer.write(Batch(requests=list(map(row_of, rows))))
         if round_ % 10 == 9:
             sum(writer.prune(before_ns=30 * round_))
         while writer.fold(some=True):
@@ -165,7 +166,7 @@ def test_a_request_by_what_its_caller_saw(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "s.db")
     rows = [account(f"cmpl-1-{n}-abc", f"cmpl-1-{n}", 10 - n) for n in range(3)]
     others = [account("cmpl-10-0-abc", "cmpl-10-0", 99), account("cmpl-1.5", "cmpl-1.5", 98)]
-    writer.write(Batch(starts(rows), accounts=[*rows, *others]))
+    writer.write(Batch(starts(rows), requests=list(map(row_of, [*rows, *others]))))
     reader = SqliteReader(tmp_path / "s.db")
     latest = reader.request("cmpl-1")
     assert latest is not None
@@ -180,7 +181,7 @@ def test_an_external_id_is_found_where_many_ids_begin_with_it(
 ) -> None:
     monkeypatch.setattr(requests, "_MAX_BEGINNING", 10)
     writer = SqliteWriter(tmp_path / "k.db")
-    writer.write(Batch(accounts=[*held, account("chat-f00dcafe", "chat", 5_000)]))
+    writer.write(Batch(requests=list(map(row_of, [*held, account("chat-f00dcafe", "chat", 5_000)]))))
     writer.close()
     found = SqliteReader(tmp_path / "k.db").request("chat")
     assert found is not None
@@ -189,7 +190,7 @@ def test_an_external_id_is_found_where_many_ids_begin_with_it(
 
 def test_a_search_with_a_filter_looks_at_as_few_requests(tmp_path: Path, held: list[dict[str, Any]]) -> None:
     writer = SqliteWriter(tmp_path / "e.db")
-    writer.write(Batch(accounts=held))
+    writer.write(Batch(requests=list(map(row_of, held))))
     while writer.fold(some=True):
         pass
     writer.close()

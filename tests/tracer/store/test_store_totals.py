@@ -22,6 +22,7 @@ from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import Batch
+from kvtrail.tracer.store.request_rows import row_of
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 COUNTED = (
@@ -67,7 +68,7 @@ def test_after_every_change_and_after_retention(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     writer = SqliteWriter(path)
     for round_ in range(20):
-        writer.write(Batch(accounts=[account(dice.randrange(400), dice) for _ in range(60)]))
+        writer.write(Batch(requests=[row_of(account(dice.randrange(400), dice)) for _ in range(60)]))
         if round_ % 4 == 3:
             writer.fold(some=True)
         if round_ % 5 == 4:
@@ -83,9 +84,9 @@ def test_what_is_not_stored_is_not_counted(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     writer = SqliteWriter(path)
     dice = random.Random(12)
-    writer.write(Batch(accounts=[account(1, dice)]))
+    writer.write(Batch(requests=[row_of(account(1, dice))]))
     before = check(path)
-    left_out = writer.write(Batch(accounts=[account(2, dice), {**account(1, dice), "lookups": 2**63}]))
+    left_out = writer.write(Batch(requests=[row_of(account(2, dice)), row_of({**account(1, dice), "lookups": 2**63})]))
     assert len(left_out) == 1
     assert check(path)["requests"] == before["requests"] + 1
 
@@ -118,7 +119,7 @@ def write_until_killed(path: Path, rounds: int, looks: int) -> None:
     for round_ in count():
         if round_ == rounds:
             writer._db.set_progress_handler(look, 1000)
-        writer.write(Batch(accounts=[account(dice.randrange(round_ * 3 + 50), dice) for _ in range(40)]))
+        writer.write(Batch(requests=[row_of(account(dice.randrange(round_ * 3 + 50), dice)) for _ in range(40)]))
         if round_ % 4 == 3:
             writer.fold(some=True)
             sum(writer.prune(before_ns=round_))
@@ -137,6 +138,6 @@ def test_after_a_kill_in_the_middle_of_writing(tmp_path: Path, forks: CleanForks
     writer = SqliteWriter(path)
     stored = check(path)
     assert stored["requests"] > 0
-    writer.write(Batch(accounts=[account(10**6, random.Random(14))]))
+    writer.write(Batch(requests=[row_of(account(10**6, random.Random(14)))]))
     assert check(path)["requests"] == stored["requests"] + 1
     writer.close()

@@ -131,9 +131,9 @@ def _accounts(reader: Reader, ends: Ends, engines: list[str], models: dict[str, 
     begin, end = ends
     length = max(1, -(-(end - begin) // SLICES))
     return [
-        of_account(account, models.get(account["engine"], ""))
+        of_account(request.account(), models.get(request.engine, ""))
         for since in range(begin, end, length)
-        for account in reader.requests(
+        for request in reader.requests(
             since_ns=since, before_ns=min(end, since + length), engines=engines, limit=OF_A_SLICE
         )
     ]

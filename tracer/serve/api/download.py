@@ -13,6 +13,7 @@ from kvtrail.tracer.history.request_part import Recorded, cut
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.store import Reader
+from kvtrail.tracer.store.request_rows import StoredRequest
 
 MAX_SPANS = 20_000
 """Spans of other requests, beyond which only those that findings name are added."""
@@ -22,7 +23,7 @@ MAX_NAMED = 100
 
 def part_about(
     reader: Reader,
-    account: dict[str, Any],
+    account: StoredRequest,
     findings: Sequence[Mapping[str, Any]],
     *,
     spans: Sequence[Span],
@@ -41,9 +42,7 @@ def part_about(
     return cut((account["engine"], account["request"]), ordered, recorded)
 
 
-def _evidence(
-    reader: Reader, account: dict[str, Any], findings: Iterable[Finding], spans: Sequence[Span]
-) -> list[Span]:
+def _evidence(reader: Reader, account: StoredRequest, findings: Iterable[Finding], spans: Sequence[Span]) -> list[Span]:
     """What findings rest on besides the `spans` of their request: the spans that they name, and all of the requests that
     these are of, since an account with holes decides nothing."""
     own = {(span.span_id, span.start_ns) for span in spans}

@@ -18,6 +18,7 @@ from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
 from kvtrail.tracer.store import Reader
+from kvtrail.tracer.store.request_rows import StoredRequest
 
 _OF_ENGINE = ("service", "model")
 """What a request says of its engine."""
@@ -79,15 +80,13 @@ class OutcomeResolver:
             "cause": None if cause is None else asdict(cause),
         }
 
-    def request(self, account: Mapping[str, Any]) -> dict[str, Any]:
-        """An account with its request's outcome, and what its engine is."""
-        about = self.engines.get(account["engine"], {})
+    def about(self, request: StoredRequest) -> dict[str, Any]:
+        """What an answer adds to the JSON of a request: its outcome, and what its engine is."""
+        engine = self.engines.get(request.engine, {})
         return {
-            **account,
-            "engine_name": self.name(account["engine"]),
-            **{name: about.get(name, "") for name in _OF_ENGINE},
-            "outcome": self.outcome_of(account["engine"], account["status"], account["outcome"]),
-            "reason": account["outcome"],
+            "engine_name": self.name(request.engine),
+            **{name: engine.get(name, "") for name in _OF_ENGINE},
+            "outcome": self.outcome_of(request.engine, request.status, request.outcome),
         }
 
     def findings(self, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

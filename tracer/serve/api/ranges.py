@@ -93,7 +93,11 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
         which, since, until = asked.in_range(length_ns=DAY_NS)
         step_ns = max(1, -(-(until - since) // MAX_STRETCHES))
         known = asked.resolver.engines
-        places = reader.findings_places()
+        sightings = [sighting.place for sighting in reader.sightings()]
+        places = {
+            f"{column}s": sorted({getattr(place, column) for place in sightings} - {""})
+            for column in ("rule", "connector", "engine")
+        }
         models = sorted({known[e]["model"] for e in places["engines"] if e in known and known[e]["model"]})
         return FindingsTrend(
             since_ns=since,

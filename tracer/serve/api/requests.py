@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Response
+from msgspec.json import encode as _to_json
 from pydantic import BaseModel
 
 from kvtrail.tracer.events import ids
@@ -25,6 +27,7 @@ from kvtrail.tracer.serve.api.filters import MAX_NS, Where
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.store import FindingFilter, Reader, Sort
+from kvtrail.tracer.store.request_rows import StoredRequest
 
 MAX_FINDINGS = 1000
 """Findings of one request that are shown."""
@@ -106,16 +109,20 @@ class Timeline(BaseModel):
 def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
-    def account_of(request: str, engine: str) -> dict[str, Any]:
-        account = reader.request(request, engine=engine) or reader.request(ids.bounded(request), engine=engine)
-        if account is None:
+    def account_of(request: str, engine: str) -> StoredRequest:
+        found = reader.request(request, engine=engine) or reader.request(ids.bounded(request), engine=engine)
+        if found is None:
             raise HTTPException(404, f"no request here has {request!r} as its engine's or its external id")
-        return account
+        return found
 
-    def findings_of(account: dict[str, Any]) -> list[dict[str, Any]]:
-        return reader.findings(FindingFilter(request=account["request"], engine=account["engine"]), limit=MAX_FINDINGS)
+    def findings_of(account: StoredRequest) -> list[dict[str, Any]]:
+        return reader.findings(FindingFilter(request=account["request"], engine=account.engine), limit=MAX_FINDINGS)
 
-    @api.get("/requests", summary="Requests, latest first, or sorted otherwise, or those similar to another")
+    @api.get(
+        "/requests",
+        summary="Requests, latest first, or sorted otherwise, or those similar to another",
+        response_model=list[dict[str, Any]],
+    )
     def requests(
         which: Where,
         search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
@@ -129,11 +136,11 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         near: Annotated[str, Query(description="id of a request: those similar to it, the most similar first")] = "",
         near_engine: Annotated[str, Query(description="engine of that request")] = "",
         limit: Limit = 100,
-    ) -> list[dict[str, Any]]:
+    ) -> Response:
         resolver = OutcomeResolver(process, reader)
         if near:
             one = account_of(near, near_engine)
-            model = resolver.engines.get(one["engine"], {}).get("model", "")
+            model = resolver.engines.get(one.engine, {}).get("model", "")
             same = [name for name, about in resolver.engines.items() if about["model"] == model]
             found = similar_requests(reader, one, engines=same, limit=limit)
         else:
@@ -148,20 +155,21 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
                 sort=sort,
                 limit=limit,
             )
-        return [resolver.request(account) for account in found]
+        answers = (b"%s,%s" % (each.body[:-1], _to_json(resolver.about(each))[1:]) for each in found)
+        return Response(b"[%s]" % b",".join(answers), media_type="application/json")
 
     @api.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")
     def request(request_id: str, engine: str = "") -> Timeline:
         account, resolver = account_of(request_id, engine), OutcomeResolver(process, reader)
         spans = reader.spans_of(account)
-        shown = timeline(resolver.request(account), spans, resolver.findings(findings_of(account)))
+        shown = timeline(account.account() | resolver.about(account), spans, resolver.findings(findings_of(account)))
         events = list(map(_event, spans))
         sides = [event for event in events if isinstance(event, Handoff)]
         if sides:
             keys = {key for side in sides for key in side.handoff_keys}
             shown.handoffs = in_time(handoffs_of(sides, process.handoffs_called(keys)), events, reader)
             for link in shown.handoffs:
-                giver = account["engine"] if link.side == Side.GIVES else link.engine
+                giver = account.engine if link.side == Side.GIVES else link.engine
                 launch = resolver.launches.get(giver or "")
                 if launch is not None and link.kept_from_ns is not None and link.kept_to_ns is None:
                     is_over = launch.state in (*FINAL, EngineState.REPLACED)
@@ -182,11 +190,12 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
 
 
 def similar_requests(
-    reader: Reader, account: Mapping[str, Any], *, engines: Sequence[str] | None, limit: int
-) -> list[dict[str, Any]]:
+    reader: Reader, one: StoredRequest, *, engines: Sequence[str] | None, limit: int
+) -> list[StoredRequest]:
     """The requests that one would be compared with among those of `engines`: near in time and about as long, the most
     similar first."""
-    found: list[dict[str, Any]] = []
+    found: list[StoredRequest] = []
+    account = one.account()
     at_ns = account["started_ns"]
     for span_ns in _AROUND_NS:
         found = reader.requests(
@@ -195,9 +204,9 @@ def similar_requests(
         if len(found) > ENOUGH_CANDIDATES:
             break
     others = [
-        other for other in found if (other["engine"], other["request"]) != (account["engine"], account["request"])
+        (_distance(account, other), each) for each in found if (other := each.account()) and each.body != one.body
     ]
-    return sorted(others, key=lambda other: _distance(account, other))[:limit]
+    return [each for _, each in sorted(others, key=itemgetter(0))[:limit]]
 
 
 def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:

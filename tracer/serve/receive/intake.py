@@ -36,8 +36,8 @@ HEAVY_WAITING = 8
 """Heavy requests that may wait for their turn."""
 MAX_OBJECTS = 2**18
 """Objects and lists of a request in JSON: a span of twenty attributes has forty or so."""
-PART_BYTES = 2**18
-"""Of spans that are judged and stored together."""
+PART_BYTES = HEAVY_BYTES
+"""Of spans that are judged and stored together: what a recorder sends at a time is one part."""
 
 
 class TooLarge(ValueError):

@@ -26,6 +26,7 @@ from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.judging import Judge
 from kvtrail.tracer.serve.receive.receiving import ReceivedRequest
 from kvtrail.tracer.store import ACTIVITY_S, Activity, Amounts, Batch, StoreError
+from kvtrail.tracer.store.request_rows import row_of
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 MANY_DIRTY = 5_000
@@ -252,11 +253,11 @@ class Storage:
         why = detector.why_unknown(account) if verdict is Verdict.UNKNOWN else None
         unknown = None if why is None else why.name.lower()
         with self._errors.caught(Where.ROWS, f"request {account.request} is not shown as it is"):
-            row = {**account.as_dict(), "verdict": verdict, "findings": findings, "unknown": unknown}
-            row |= measures_of(account, row["causes"])
-            batch.accounts.append(row)
-            if account.started_ns:  # otherwise every event of it waits for one that is missing before it
-                batch.lanes.append(lane_of(account, verdict=verdict, findings=findings))
+            known = {**account.as_dict(), "verdict": verdict, "findings": findings, "unknown": unknown}
+            known |= measures_of(account, known["causes"])
+            # Without a start, every event of it waits for one that is missing before it.
+            lane = lane_of(account, verdict=verdict, findings=findings) if account.started_ns else None
+            batch.requests.append(row_of(known, lane))
 
 
 def activity_of(events: Sequence[Event]) -> dict[Activity, Amounts]:

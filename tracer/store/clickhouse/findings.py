@@ -17,7 +17,6 @@ _BRIEF = {
 }
 """What is read of each finding where many are counted."""
 _PLACE, _LISTED = "(rule, engine, connector)", "Array(Tuple(String, String, String))"
-_PLACES = {"rules": "rule", "connectors": "connector", "engines": "engine"}
 
 
 class FindingReader(Database):
@@ -62,11 +61,6 @@ class FindingReader(Database):
             " GROUP BY rule, engine, connector ORDER BY rule, engine, connector"
         )
         return [Sighting(Place(*place), first_ns, last_ns) for *place, first_ns, last_ns in rows]
-
-    def findings_places(self) -> dict[str, list[str]]:
-        names = ", ".join(f"arraySort(groupUniqArrayIf({column}, {column} != ''))" for column in _PLACES.values())
-        (row,) = self.query(f"SELECT {names} FROM kvtrail_findings")
-        return {kind: [*names] for kind, names in zip(_PLACES, row, strict=True)}
 
     def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
         marked = sorted({(lane.request, lane.engine) for lane in lanes if lane.findings})

@@ -1,13 +1,11 @@
 """Lanes in ClickHouse: the requests of a window of time, or a fair sample of them.
 
-`tier` is drawn by lot from the request's id: half of all requests are in tier 0, a quarter in tier 1, and so on; those with
-findings, or that failed, have tiers of their own above these. Of a window with more requests than can be shown, the highest
-tiers are shown. That is the same fair sample at every update, and it has all findings unless they alone are too many.
+`tier` is drawn by lot from the request's id (`request_rows.tier_of`). Of a window with more requests than can be shown, the
+highest tiers are shown. That is the same fair sample at every update, and it has all findings unless they alone are too many.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,22 +13,13 @@ from typing import Any
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
 from kvtrail.tracer.store.clickhouse import measures
 from kvtrail.tracer.store.clickhouse.database import Database, all_of
+from kvtrail.tracer.store.request_rows import FINDINGS_TIER, LOTS
 
 FIELDS = (
     "request", "external", "connector", "status", "verdict", "findings", "complete", "started_ns", "last_ns", "ended_ns",
     "changes", "transfers",
 )  # fmt: skip
 """The fields of a `Lane`, besides its engine, in the order of the columns."""
-LOTS = 15
-FINDINGS_TIER = LOTS
-"""The lowest tier of requests with findings, or that failed."""
-
-
-def tier_of(lane: Lane) -> int:
-    """The tier of a request."""
-    lot = zlib.crc32(f"{lane.engine} {lane.request}".encode()) | 1 << (LOTS - 1)
-    tier = (lot & -lot).bit_length() - 1
-    return tier + FINDINGS_TIER if lane.findings or lane.status == "failed" else tier
 
 
 class LaneReader(Database):

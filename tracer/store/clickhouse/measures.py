@@ -3,14 +3,13 @@ they ended."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from kvtrail.tracer.liveness.outcome import ending_of
 from kvtrail.tracer.model.causes import REUSED
-from kvtrail.tracer.model.conditions import AMONG, COUNTS, ENDING, TEXTS, TIMES, UNKNOWN, Condition
+from kvtrail.tracer.model.conditions import AMONG, COUNTS, ENDING, TEXTS, TIMES, Condition
 from kvtrail.tracer.model.grouping import By
-from kvtrail.tracer.store import LARGEST, Group, Selection
+from kvtrail.tracer.store import Group, Selection
 from kvtrail.tracer.store.clickhouse.database import Database
 from kvtrail.tracer.store.duration_bins import bin_sql
 
@@ -19,20 +18,6 @@ FIELDS = (
 )  # fmt: skip
 """The columns of a row, besides those of its engine."""
 _SUMS = ("arraySum(mapValues(tokens))", *(f"tokens['{cause}']" for cause in REUSED))
-
-
-def row_of(account: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The values of `FIELDS` for an account with measures."""
-    times = account["times"]
-    tokens = {cause: min(count, LARGEST) for cause, count in account["tokens"].items()}
-    computed = sum(tokens.values()) - sum(tokens.get(cause, 0) for cause in REUSED) if tokens else None
-    counts = (account["prompt"], computed, account["recomputed"], account["epoch"])
-    return (
-        account["request"], account["started_ns"], account["last_ns"], account["identity"] or UNKNOWN,
-        account["connector"] or UNKNOWN, account.get("prefix") or UNKNOWN,
-        *(times.get(name) for name in TIMES), *(None if count is None else min(count, LARGEST) for count in counts), tokens,
-        str(ending_of(account["status"], account["outcome"])),
-    )  # fmt: skip
 
 
 def chosen(where: Sequence[Condition]) -> tuple[list[str], dict[str, Any]]:

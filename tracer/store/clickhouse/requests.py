@@ -9,7 +9,8 @@ from typing import Any
 from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.store import Sort
 from kvtrail.tracer.store.clickhouse import measures
-from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, NAMED, Database, all_of, from_text
+from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, NAMED, Database, all_of
+from kvtrail.tracer.store.request_rows import StoredRequest
 
 _COUNTED = {
     "requests": "count()",
@@ -38,6 +39,14 @@ _BY_ID = (
 )
 """What a request may be asked for by, the nearest first."""
 
+_STORED = "engine, status, JSONExtractString(account, 'reason'), account"
+
+
+def _stored(row: Sequence[Any]) -> StoredRequest:
+    """The request in a row of `_STORED`."""
+    engine, status, outcome, account = row
+    return StoredRequest(engine, status, outcome or None, account.encode())
+
 
 class RequestReader(Database):
     """The part of `Reader` that is about requests."""
@@ -58,7 +67,7 @@ class RequestReader(Database):
         before_ns: int | None = None,
         where: Sequence[Condition] = (),
         sort: Sort = Sort.LATEST,
-    ) -> list[dict[str, Any]]:
+    ) -> list[StoredRequest]:
         conditions, values = all_of(
             {
                 "started_ns >= {since_ns:Int64}": since_ns,
@@ -78,13 +87,13 @@ class RequestReader(Database):
         order = f"ORDER BY {_FIRST.get(sort, '')} started_ns DESC, request LIMIT {{limit:UInt32}}"
         # First who it is, from narrow columns; then the accounts of these few.
         rows = self.query(
-            f"""SELECT account FROM kvtrail_requests FINAL
+            f"""SELECT {_STORED} FROM kvtrail_requests FINAL
             WHERE (engine, request) IN (SELECT engine, request FROM kvtrail_requests FINAL {conditions} {order})
             {order}""",
             limit=limit,
             **values,
         )
-        return [from_text(account) for (account,) in rows]
+        return list(map(_stored, rows))
 
     def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
         found: dict[tuple[str, str], tuple[str, str | None]] = {}
@@ -92,7 +101,7 @@ class RequestReader(Database):
         while some := [*islice(wanted, ASKED_TOGETHER)]:
             engines, requests = zip(*some, strict=True)
             rows = self.query(
-                f"SELECT engine, request, status, JSONExtractString(account, 'outcome') FROM kvtrail_requests FINAL"
+                f"SELECT engine, request, status, JSONExtractString(account, 'reason') FROM kvtrail_requests FINAL"
                 f" WHERE {NAMED}",
                 engines=[*engines],
                 requests=[*requests],
@@ -111,19 +120,19 @@ class RequestReader(Database):
             }
         )
         rows = self.query(
-            "SELECT if(status = 'finished', '', engine) AS of, status, JSONExtractString(account, 'outcome') AS reason,"
+            "SELECT if(status = 'finished', '', engine) AS of, status, JSONExtractString(account, 'reason') AS reason,"
             " count()"
             f" FROM kvtrail_requests FINAL {conditions} GROUP BY of, status, reason",
             **values,
         )
         return [(engine, status, reason or None, count) for engine, status, reason, count in rows]
 
-    def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
+    def request(self, request: str, *, engine: str = "") -> StoredRequest | None:
         for condition in _BY_ID:
             conditions, values = all_of({condition: request, "engine = {engine:String}": engine})
             rows = self.query(
-                f"SELECT account FROM kvtrail_requests FINAL {conditions} ORDER BY started_ns DESC LIMIT 1", **values
+                f"SELECT {_STORED} FROM kvtrail_requests FINAL {conditions} ORDER BY started_ns DESC LIMIT 1", **values
             )
             if rows:
-                return dict(from_text(rows[0][0]))
+                return _stored(rows[0])
         return None

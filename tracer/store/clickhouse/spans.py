@@ -15,6 +15,7 @@ import msgspec
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.spans import LATEST_NS, Span
 from kvtrail.tracer.store.clickhouse.database import Database
+from kvtrail.tracer.store.request_rows import StoredRequest
 
 COLUMNS = (
     "Timestamp", "TraceId", "SpanId", "ParentSpanId", "SpanName", "SpanKind", "ServiceName", "ResourceAttributes",
@@ -100,17 +101,18 @@ def span_of(row: Sequence[Any]) -> tuple[int, Span]:
 class SpanReader(Database):
     """The part of `Reader` that is about spans."""
 
-    def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
+    def spans_of(self, account: StoredRequest, *, limit: int = 20_000) -> list[Span]:
         # A part for each index: with OR between them, none would be used.
+        about = account.account()
         near = " UNION ALL ".join(
             f"SELECT {_SELECTED}, {_END_NS} AS end_ns {_NEAR} AND {those}" for those in _ITS_SPANS
         )
         rows = self.query(
             f"SELECT * EXCEPT end_ns FROM ({near}) ORDER BY end_ns DESC, Number DESC"
             " LIMIT 1 BY TraceId, SpanId LIMIT {limit:UInt32}",
-            from_ns=max(0, (account["started_ns"] or account["last_ns"]) - _NEAR_NS),
-            to_ns=min(account["last_ns"] + _NEAR_NS, LATEST_NS),
-            **{name: account[name] for name in ("request", "engine", "trace_id", "external")},
+            from_ns=max(0, (about["started_ns"] or about["last_ns"]) - _NEAR_NS),
+            to_ns=min(about["last_ns"] + _NEAR_NS, LATEST_NS),
+            **{name: about[name] for name in ("request", "engine", "trace_id", "external")},
             limit=limit,
         )
         return [span_of(row)[1] for row in reversed(rows)]

@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kvtrail.tracer.store import LARGEST
 from kvtrail.tracer.store.clickhouse.connection import Connection
 from kvtrail.tracer.store.clickhouse.schema import DIMENSIONS
+from kvtrail.tracer.store.request_rows import LARGEST
 
 _MAX_STRETCHES = 500
 """Intervals with sums held in memory; those of others are read when needed."""

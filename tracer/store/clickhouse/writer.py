@@ -17,12 +17,13 @@ from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.savings.minute_sums import by_step
 from kvtrail.tracer.savings.waste import WastedTokens
-from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
+from kvtrail.tracer.store import Activity, Amounts, Batch
 from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, markers, measures, schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import to_text
 from kvtrail.tracer.store.clickhouse.sums import Sums
 from kvtrail.tracer.store.handoffs import HandoffRow
+from kvtrail.tracer.store.request_rows import RequestRow, tier_of
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
@@ -33,8 +34,6 @@ _OF_ACCOUNT = (
     "longest_match", "loaded", "stored", "epoch",
 )  # fmt: skip
 _OF_FINDING = ("id", "request", "connector", "rule", "severity", "first_ns", "last_ns")
-_SUMMED = ("loaded", "stored")
-"""What outgrows 64 bits only if a recorder says so, and is cut."""
 _REQUESTS = (*_OWNER, *_OF_ACCOUNT, "account", "written")
 _FINDINGS = (*_OWNER, *_OF_FINDING, "body", "written")
 _LANES = (*_OWNER, *lanes.FIELDS, "tier", "written")
@@ -83,17 +82,18 @@ class ClickHouseWriter:
         """
         unfit: list[Exception] = []
         every = [batch for _, batch in batches]
-        accounts = {(each["engine"], each["request"]): each for batch in every for each in batch.accounts}
+        rows = [row for batch in every for row in batch.requests]
+        latest = {(row.columns["engine"], row.columns["request"]): row for row in rows}.values()
         findings = {each.id: each for batch in every for each in batch.findings}
-        latest = {(each.engine, each.request): each for batch in every for each in batch.lanes}
         launched = {(each.engine, each.launch): each for batch in every for each in batch.launches}
         self._insert("otel_traces", spans.COLUMNS, self._span_rows(every, unfit))
         self._insert("kvtrail_engines", _ENGINES, self._engine_rows(every))
-        self._insert("kvtrail_requests", _REQUESTS, _fitting(self._account_row, accounts.values(), unfit))
-        measured = [each for each in accounts.values() if "times" in each]
+        self._insert("kvtrail_requests", _REQUESTS, _fitting(self._request_row, latest, unfit))
+        measured = [row.measures for row in latest if row.measures is not None]
         self._insert("kvtrail_request_measures", _MEASURES, _fitting(self._measures_row, measured, unfit))
         self._insert("kvtrail_findings", _FINDINGS, _fitting(self._finding_row, findings.values(), unfit))
-        self._insert("kvtrail_lanes", _LANES, _fitting(self._lane_row, latest.values(), unfit))
+        drawn = [row.lane for row in latest if row.lane is not None]
+        self._insert("kvtrail_lanes", _LANES, _fitting(self._lane_row, drawn, unfit))
         self._insert("kvtrail_launches", _LAUNCHES, _fitting(self._launch_row, launched.values(), unfit))
         wasted = [row for batch in every for row in batch.wasted]
         self._insert("kvtrail_waste", _WASTE, _fitting(self._waste_row, wasted, unfit))
@@ -165,15 +165,13 @@ class ClickHouseWriter:
             (engine, *(about[name] for name in _ENGINES[1:-1]), self._next()) for engine, about in descriptions.items()
         ]
 
-    def _account_row(self, account: Mapping[str, Any]) -> Row:
-        cut = {name: min(account[name], LARGEST) for name in _SUMMED}
-        values = ({**account, **cut}[name] for name in _OF_ACCOUNT)
-        engine = account["engine"]
-        return (engine, *self._dimensions(engine), *values, to_text(account), self._next())
+    def _request_row(self, row: RequestRow) -> Row:
+        engine, values = row.columns["engine"], (row.columns[name] for name in _OF_ACCOUNT)
+        return (engine, *self._dimensions(engine), *values, row.body, self._next())
 
-    def _measures_row(self, account: Mapping[str, Any]) -> Row:
-        engine = account["engine"]
-        return (engine, *self._dimensions(engine), *measures.row_of(account), self._next())
+    def _measures_row(self, row: Mapping[str, Any]) -> Row:
+        engine, values = row["engine"], (row[name] for name in measures.FIELDS)
+        return (engine, *self._dimensions(engine), *values, self._next())
 
     def _finding_row(self, finding: Finding) -> Row:
         values = (str(getattr(finding, name)) if name == "severity" else getattr(finding, name) for name in _OF_FINDING)
@@ -181,7 +179,7 @@ class ClickHouseWriter:
 
     def _lane_row(self, lane: Lane) -> Row:
         values = (getattr(lane, name) for name in lanes.FIELDS)
-        return (lane.engine, *self._dimensions(lane.engine), *values, lanes.tier_of(lane), self._next())
+        return (lane.engine, *self._dimensions(lane.engine), *values, tier_of(lane), self._next())
 
     def _waste_row(self, row: WastedTokens) -> Row:
         return (*self._dimensions(row.engine), *row, self._next())

@@ -98,8 +98,3 @@ def an_object(text: str) -> dict[str, Any]:
     if not isinstance(data := from_text(text), dict):
         raise ValueError("a JSON text that is no object")
     return data
-
-
-def member(name: str) -> str:
-    """The SQL for a member of the JSON in the column `account`; NULL where that is damaged."""
-    return f"CASE WHEN json_valid(account) THEN account ->> '{name}' END"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvtrail.tracer.model import engines
-from kvtrail.tracer.store.sqlite.database import Database, Query, an_object, readable, to_text
+from kvtrail.tracer.store.sqlite.database import Database, an_object, readable, to_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS engines (
@@ -36,25 +36,20 @@ def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
     db.execute("DELETE FROM engines WHERE last_ns < ?", (before_ns,))
 
 
-def descriptions(query: Query) -> dict[str, dict[str, str]]:
-    """By engine, in the order in which they came: what it says of itself."""
-    rows = query("SELECT engine, about FROM engines ORDER BY number")
-    return dict(readable(rows, _described, of="engines"))
-
-
 class EngineReader(Database):
     """The part of `Reader` that is about engines."""
 
     def names(self) -> dict[str, str]:
-        return engines.names(self._descriptions())
+        return engines.names(self.descriptions())
 
     def engines(self) -> dict[str, dict[str, Any]]:
         query = "SELECT engine, count(*) FROM requests INDEXED BY requests_open"
         open_requests = self.query(query, ["ended_ns IS NULL"], (), "GROUP BY engine")
-        return engines.listed(self._descriptions(), dict(open_requests))
+        return engines.listed(self.descriptions(), dict(open_requests))
 
-    def _descriptions(self) -> dict[str, dict[str, str]]:
-        return descriptions(self.query)
+    def descriptions(self) -> dict[str, dict[str, str]]:
+        """By engine, in the order in which they came: what it says of itself."""
+        return dict(readable(self.query("SELECT engine, about FROM engines ORDER BY number"), _described, of="engines"))
 
 
 def _described(row: Sequence[Any]) -> tuple[str, dict[str, str]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
-from kvtrail.tracer.store import ACTIVITY_S, LARGEST, Activity, Amounts
+from kvtrail.tracer.store import ACTIVITY_S, Activity, Amounts
+from kvtrail.tracer.store.request_rows import LARGEST
 from kvtrail.tracer.store.sqlite.database import Database, whole_sum
 
 SCHEMA = (

@@ -30,8 +30,6 @@ SCHEMA = (
 ) WITHOUT ROWID""",
     "CREATE INDEX IF NOT EXISTS findings_in_time ON findings (last_ns, rule, severity, engine, connector, request)",
     "CREATE INDEX IF NOT EXISTS findings_by_request ON findings (request)",
-    "CREATE TABLE IF NOT EXISTS finding_places (kind TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (kind, name))"
-    " WITHOUT ROWID",
     """CREATE TABLE IF NOT EXISTS finding_sightings (
     rule TEXT NOT NULL, engine TEXT NOT NULL, connector TEXT NOT NULL, first_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL,
     PRIMARY KEY (rule, engine, connector)
@@ -45,15 +43,13 @@ _BRIEF = {
     **{name: f"CASE WHEN json_valid(body) THEN body ->> '{name}' END" for name in ("count", "healed")},
 }
 """What is read of each finding where many are counted; NULL where that is damaged."""
-_PLACES = {"rules": "rule", "connectors": "connector", "engines": "engine"}
 _PLACE = "json_array(rule, engine, connector)"
 """One value, which SQLite looks for among many four times as fast as for a row of three."""
 _LISTED = "(SELECT json_array(value ->> 0, value ->> 1, value ->> 2) FROM json_each(?))"
-_PUT_PLACE = "INSERT OR IGNORE INTO finding_places (kind, name)"
 
 
 def rename_rules(db: sqlite3.Connection) -> None:
-    """Make schema 6 of schema 5, within the open transaction: findings have the names that their rules have today."""
+    """Give findings the names that their rules have today, within the open transaction."""
     for statement in SCHEMA:  # an older store may lack some of it
         db.execute(statement)
     db.create_function("current_rule", 1, current, deterministic=True)
@@ -75,8 +71,6 @@ def put(db: sqlite3.Connection, findings: Sequence[Finding]) -> None:
             for f in findings
         ),
     )
-    places = {(kind, getattr(f, column)) for f in findings for kind, column in _PLACES.items()}
-    db.executemany(f"{_PUT_PLACE} VALUES (?, ?)", (place for place in places if place[1]))
     db.executemany(
         "INSERT INTO finding_sightings VALUES (?,?,?,?,?) ON CONFLICT DO UPDATE SET"
         " first_ns = min(first_ns, excluded.first_ns), last_ns = max(last_ns, excluded.last_ns)",
@@ -87,9 +81,6 @@ def put(db: sqlite3.Connection, findings: Sequence[Finding]) -> None:
 def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
     """Drop the findings that were last seen since then, within the open transaction."""
     db.execute("DELETE FROM findings WHERE last_ns >= ?", (since_ns,))
-    db.execute("DELETE FROM finding_places")
-    for kind, column in _PLACES.items():
-        db.execute(f"{_PUT_PLACE} SELECT DISTINCT ?, {column} FROM findings WHERE {column} != ''", (kind,))
     db.execute("DELETE FROM finding_sightings")
     db.execute(f"{_SIGHTINGS} WHERE true {_BY_PLACE}")
 
@@ -139,10 +130,6 @@ class FindingReader(Database):
     def sightings(self) -> list[Sighting]:
         rows = self.query("SELECT rule, engine, connector, first_ns, last_ns FROM finding_sightings")
         return [Sighting(Place(*place), first_ns, last_ns) for *place, first_ns, last_ns in rows]
-
-    def findings_places(self) -> dict[str, list[str]]:
-        rows = self.query("SELECT kind, name FROM finding_places ORDER BY kind, name")
-        return {kind: [name for of, name in rows if of == kind] for kind in _PLACES}
 
     def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
         marked = {(lane.engine, lane.request) for lane in lanes if lane.findings}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvtrail.tracer.store.handoffs import HandoffRow
-from kvtrail.tracer.store.sqlite.database import Query, from_text, readable, to_text
+from kvtrail.tracer.store.sqlite.database import Database, from_text, readable, to_text
 
 MAX_KEPT = 100_000
 """The latest that are kept: about 15,000 hand-offs, and some tens of MB."""
@@ -42,9 +42,13 @@ def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
     db.execute("DELETE FROM handoffs WHERE at_ns < ?", (before_ns,))
 
 
-def read(query: Query) -> list[HandoffRow]:
-    """All of them, in order."""
-    return readable(query(f"SELECT {_COLUMNS} FROM handoffs", tail="ORDER BY number"), _row, of="handoffs")
+class HandoffReader(Database):
+    """The events of the recent hand-offs."""
+
+    def handoffs(self) -> list[HandoffRow]:
+        """All of them, in the order in which they entered the ledger."""
+        rows = self.query(f"SELECT {_COLUMNS} FROM handoffs", tail="ORDER BY number")
+        return readable(rows, _row, of="handoffs")
 
 
 def _row(row: Sequence[Any]) -> HandoffRow:

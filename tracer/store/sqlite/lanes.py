@@ -1,9 +1,8 @@
-"""The table behind the live view: a small row for each request, found by any window of time, however many there are.
+"""The live view's lanes in SQLite: requests are found by any window of time, however many there are.
 
 Two columns make that fast. `reach` is how long the request lasted, as a power of two seconds: of each reach, only requests
 that began within it before the window can overlap the window, so one range of an index finds them. `tier` is drawn by lot
-from the request's id: half of all requests are in tier 0, a quarter in tier 1, and so on. Requests with findings, or that
-failed, have tiers of their own above these. A window with more requests than can be shown gives the highest tiers. That is
+from the request's id (`request_rows.tier_of`). A window with more requests than can be shown gives the highest tiers. That is
 the same fair sample at every update, and it includes all findings unless they alone are too many.
 """
 
@@ -11,72 +10,26 @@ from __future__ import annotations
 
 import sqlite3
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
+from kvtrail.tracer.store.request_rows import FINDINGS_TIER, LOTS
 from kvtrail.tracer.store.sqlite import measures
 from kvtrail.tracer.store.sqlite.database import from_text, readable, to_text, whatever_texts
-from kvtrail.tracer.store.sqlite.requests import RequestReader
+from kvtrail.tracer.store.sqlite.requests import LONGEST_REACH, OPEN_REACH, RequestReader
 
-SCHEMA = (
-    """CREATE TABLE IF NOT EXISTS lanes (
-    number INTEGER PRIMARY KEY,  -- the request's
-    request TEXT NOT NULL, engine TEXT NOT NULL, external TEXT NOT NULL, connector TEXT NOT NULL,
-    status TEXT NOT NULL, verdict TEXT NOT NULL, findings INTEGER NOT NULL, complete INTEGER NOT NULL,
-    started_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, ended_ns INTEGER,
-    tier INTEGER NOT NULL, reach INTEGER NOT NULL, changes TEXT NOT NULL, transfers TEXT NOT NULL
-)""",
-    "CREATE INDEX IF NOT EXISTS lanes_by_time ON lanes (tier, reach, started_ns, last_ns)",
-)
-_FIELDS = (
-    "request", "engine", "external", "connector", "status", "verdict", "findings", "complete", "started_ns", "last_ns",
-    "ended_ns", "changes", "transfers",
-)  # fmt: skip
-_COLUMNS = ", ".join(f"lanes.{name}" for name in _FIELDS)
-_UPSERT = (
-    f"INSERT INTO lanes (number, {', '.join(_FIELDS)}, tier, reach)"
-    f" SELECT number, {', '.join('?' * (len(_FIELDS) + 2))} FROM requests WHERE request = ? AND engine = ?"
-    " ON CONFLICT (number) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in (*_FIELDS[2:], "tier", "reach"))
-)
-LOTS = 15
-FINDINGS_TIER = LOTS
-"""The lowest tier of requests with findings, or that failed; the tiers of all others are below it."""
-OPEN_REACH = 63
-"""The reach of requests that have not ended: they extend to the present."""
-_REACHES = to_text([[n, 2**n * 10**9] for n in range(26)])
-"""26 powers of two seconds are more than a year."""
+_FIELDS = Lane.__struct_fields__
+_LAST_NS = "max(last_ns, coalesce(ended_ns, 0))"
+"""A request may have ended with its engine, after its own last event."""
+_COLUMNS = ", ".join(_LAST_NS if name == "last_ns" else name for name in _FIELDS)
+_REACHES = to_text([[n, 2**n * 10**9] for n in range(LONGEST_REACH + 1)])
 MAX_NAMED = 20_000
 """Requests that may be looked up one by one."""
 BUDGET_S = 0.5
 """Filters that match almost nothing could make the store scan a whole window. The search stops here and reports it."""
-
-
-def put(db: sqlite3.Connection, lanes: Iterable[Lane]) -> None:
-    """Store new and changed lanes, within the open transaction; their requests are there already."""
-    db.executemany(_UPSERT, map(_row, lanes))
-
-
-def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
-    """Drop the lanes of requests that began since then, within the open transaction."""
-    db.execute("DELETE FROM lanes WHERE started_ns >= ? OR number NOT IN (SELECT number FROM requests)", (since_ns,))
-
-
-def _row(lane: Lane) -> tuple[Any, ...]:
-    lot = zlib.crc32(f"{lane.engine} {lane.request}".encode()) | 1 << (LOTS - 1)
-    tier = (lot & -lot).bit_length() - 1
-    if lane.findings or lane.status == "failed":
-        tier += FINDINGS_TIER
-    reach = OPEN_REACH
-    if lane.ended_ns is not None:
-        lasted_s = max(0, lane.last_ns - lane.started_ns) // 10**9
-        reach = min(int(lasted_s).bit_length(), 25)
-    *plain, changes, transfers = (getattr(lane, name) for name in _FIELDS)
-    return (*plain, to_text(changes), to_text(transfers), tier, reach, lane.request, lane.engine)
 
 
 class LaneReader(RequestReader):
@@ -148,8 +101,9 @@ def _tiers_of(db: sqlite3.Connection, window: Window, live: Iterable[str], named
     """The tiers of the named requests; each is looked up, however long the window is."""
     conditions, values = _filters(window)
     query = (
-        f"SELECT tier, {_COLUMNS} FROM json_each(?) AS n CROSS JOIN lanes ON lanes.number = n.value WHERE started_ns <= ?"
-        f" AND (last_ns >= ? OR (reach = {OPEN_REACH} AND engine IN (SELECT value FROM json_each(?)))){conditions}"
+        f"SELECT tier, {_COLUMNS} FROM json_each(?) AS n CROSS JOIN requests ON number = n.value"
+        " WHERE tier IS NOT NULL AND started_ns <= ?"
+        f" AND ({_LAST_NS} >= ? OR (reach = {OPEN_REACH} AND engine IN (SELECT value FROM json_each(?)))){conditions}"
     )
     by_tier: dict[int, list[Sequence[Any]]] = {}
     for tier, *row in db.execute(query, (to_text(named), window.to_ns, window.from_ns, to_text(list(live)), *values)):
@@ -163,30 +117,30 @@ def _tier(
     conditions, values = _filters(window)
     # In SQLite, CROSS JOIN fixes the order: one range of the index for each reach.
     ended = (
-        f"SELECT {_COLUMNS} FROM json_each(?) AS r CROSS JOIN lanes INDEXED BY lanes_by_time"
+        f"SELECT {_COLUMNS} FROM json_each(?) AS r CROSS JOIN requests INDEXED BY requests_by_lane"
         " ON tier = ? AND reach = r.value ->> 0 AND started_ns BETWEEN ? - (r.value ->> 1) AND ?"
-        f" WHERE last_ns >= ?{conditions} LIMIT ?"
+        f" WHERE {_LAST_NS} >= ?{conditions} LIMIT ?"
     )
     from_ns, to_ns = window.from_ns, window.to_ns
     yield from db.execute(ended, (_REACHES, number, from_ns, to_ns, from_ns, *values, limit))
     still_open = (
-        f"SELECT {_COLUMNS} FROM lanes INDEXED BY lanes_by_time WHERE tier = ? AND reach = ? AND started_ns <= ?"
-        f" AND (last_ns >= ? OR engine IN (SELECT value FROM json_each(?))){conditions} LIMIT ?"
+        f"SELECT {_COLUMNS} FROM requests INDEXED BY requests_by_lane WHERE tier = ? AND reach = ? AND started_ns <= ?"
+        f" AND ({_LAST_NS} >= ? OR engine IN (SELECT value FROM json_each(?))){conditions} LIMIT ?"
     )
     yield from db.execute(still_open, (number, OPEN_REACH, to_ns, from_ns, to_text(list(live)), *values, limit))
 
 
 def _filters(window: Window) -> tuple[str, list[Any]]:
     wanted: dict[str, Any] = {"connector": window.connector, "status": window.status}
-    wanted = {f"lanes.{name} = ?": value for name, value in wanted.items() if value}
-    wanted |= measures.met(window.where, by="lanes")
+    wanted = {f"{name} = ?": value for name, value in wanted.items() if value}
+    wanted |= measures.met(window.where)
     conditions = [f" AND {condition}" for condition in wanted]
     values = [*wanted.values()]
     if window.engines is not None:
-        conditions.append(" AND lanes.engine IN (SELECT value FROM json_each(?))")
+        conditions.append(" AND engine IN (SELECT value FROM json_each(?))")
         values.append(to_text([*window.engines]))
     if window.search:
-        conditions.append(" AND (instr(lanes.request, ?) OR instr(lanes.external, ?))")
+        conditions.append(" AND (instr(request, ?) OR instr(external, ?))")
         values += [window.search] * 2
     return "".join(conditions), values
 

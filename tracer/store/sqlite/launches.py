@@ -8,7 +8,7 @@ from dataclasses import astuple
 from typing import Any
 
 from kvtrail.tracer.liveness.engine import CausingFinding, EngineState, Launch
-from kvtrail.tracer.store.sqlite.database import Database, Query, an_object, from_text, readable, to_text
+from kvtrail.tracer.store.sqlite.database import Database, an_object, from_text, readable, to_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS launches (
@@ -18,11 +18,6 @@ SCHEMA = (
     "CREATE INDEX IF NOT EXISTS launches_by_end ON launches (ended_ns)",
 )
 _SELECT = "SELECT engine, launch, state, began_ns, ended_ns, ended_by, lost, cause, settings FROM launches"
-
-
-def add_settings(db: sqlite3.Connection) -> None:
-    """Make schema 4 of schema 3, within the open transaction."""
-    db.execute("ALTER TABLE launches ADD COLUMN settings TEXT NOT NULL DEFAULT '{}'")
 
 
 def put(db: sqlite3.Connection, launches: Iterable[Launch]) -> None:
@@ -41,11 +36,6 @@ def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
     db.execute("DELETE FROM launches WHERE ended_ns < ? OR engine NOT IN (SELECT engine FROM engines)", (before_ns,))
 
 
-def read(query: Query, where: Sequence[str] = (), values: Sequence[Any] = ()) -> list[Launch]:
-    """The launches that meet all conditions."""
-    return readable(query(_SELECT, where, values), _launch, of="launches")
-
-
 def _launch(row: Sequence[Any]) -> Launch:
     engine, launch, state, began_ns, ended_ns, ended_by, lost, cause, settings = row
     return Launch(
@@ -54,18 +44,13 @@ def _launch(row: Sequence[Any]) -> Launch:
     )  # fmt: skip
 
 
-def heard(query: Query) -> dict[str, int]:
-    """By engine: the time of its last received data, as noted."""
-    return dict(query("SELECT engine, last_ns FROM engines"))
-
-
 class LaunchReader(Database):
     """The part of `Reader` that is about launches."""
 
     def launches(self, *, since_ns: int | None = None, until_ns: int | None = None) -> list[Launch]:
         ends = {"ended_ns >= ?": since_ns, "ended_ns <= ?": until_ns}
         given = {condition: at_ns for condition, at_ns in ends.items() if at_ns is not None}
-        return read(self.query, [*given], [*given.values()])
+        return readable(self.query(_SELECT, [*given], [*given.values()]), _launch, of="launches")
 
     def heard(self) -> dict[str, int]:
-        return heard(self.query)
+        return dict(self.query("SELECT engine, last_ns FROM engines"))

@@ -150,12 +150,6 @@ def last_number(query: Query) -> int:
     return int(query("SELECT number FROM log_end")[0][0])
 
 
-def ended_ns(query: Query, number: int) -> int:
-    """When the last span of the chunk with this one ended; 0 without a chunk."""
-    rows = query("SELECT last_ns FROM chunks", ["number <= ?"], [number], "ORDER BY number DESC LIMIT 1")
-    return int(rows[0][0]) if rows else 0
-
-
 def payloads_with(query: Query, keys: Collection[bytes]) -> Iterator[bytes]:
     """The chunks in which there may be spans with any of these keys, the latest first, each as `payload_at` gives it."""
     return (payload_at(query, number) for number in sorted(places_of(query, keys), reverse=True))

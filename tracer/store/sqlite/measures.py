@@ -7,29 +7,29 @@ A request's row is beside its account, so a range of time is counted by any of t
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from kvtrail.tracer.liveness.outcome import ending_of
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.conditions import AMONG, COUNTS, ENDING, TEXTS, TIMES, UNKNOWN, Condition
 from kvtrail.tracer.model.grouping import By
-from kvtrail.tracer.store import LARGEST, Group, Selection
+from kvtrail.tracer.store import Group, Selection
 from kvtrail.tracer.store.duration_bins import bin_sql
-from kvtrail.tracer.store.sqlite.database import Database, member, to_text, whole_sum
+from kvtrail.tracer.store.request_rows import RequestRow
+from kvtrail.tracer.store.sqlite.database import Database, to_text, whole_sum
 
 _NOTED = (*COUNTS, *map(str, REUSED), "asked")
-_LATER = ("prefix", ENDING)
+LATER = ("prefix", ENDING)
 """Columns that schema 5 added. What a store before it had is `UNKNOWN`, until it is filled in."""
-_EARLIER = tuple(name for name in TEXTS if name not in _LATER)
-_COLUMNS = ("started_ns", "engine", *_EARLIER, *(f"{name}_ns" for name in TIMES), *_NOTED, "tokens", *_LATER)
-_ADDED = tuple(f"{name} TEXT NOT NULL DEFAULT '{UNKNOWN}'" for name in _LATER)
+_EARLIER = tuple(name for name in TEXTS if name not in LATER)
+_COLUMNS = ("started_ns", "engine", *_EARLIER, *(f"{name}_ns" for name in TIMES), *_NOTED, "tokens", *LATER)
 SCHEMA = (
     f"""CREATE TABLE IF NOT EXISTS request_measures (
     number INTEGER NOT NULL,  -- the request's
     started_ns INTEGER NOT NULL, engine TEXT NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in _EARLIER)},
     {", ".join(f"{name}_ns INTEGER" for name in TIMES)},
-    {", ".join(f"{name} INTEGER" for name in _NOTED)}, tokens TEXT NOT NULL, {", ".join(_ADDED)},
+    {", ".join(f"{name} INTEGER" for name in _NOTED)}, tokens TEXT NOT NULL,
+    {", ".join(f"{name} TEXT NOT NULL DEFAULT '{UNKNOWN}'" for name in LATER)},
     PRIMARY KEY (started_ns, number)
 ) WITHOUT ROWID""",
     """CREATE TRIGGER IF NOT EXISTS request_measures_move AFTER UPDATE OF started_ns ON requests
@@ -42,28 +42,16 @@ END""",
 )
 _PUT = (
     f"INSERT OR REPLACE INTO request_measures (number, {', '.join(_COLUMNS)})"
-    f" SELECT number, {', '.join('?' * len(_COLUMNS))} FROM requests WHERE request = ? AND engine = ?"
+    f" SELECT number, {', '.join(f':{name}' for name in _COLUMNS)} FROM requests"
+    " WHERE request = :request AND engine = :engine"
 )
 _TOKENS = "CASE WHEN json_valid(tokens) THEN tokens ELSE '{}' END"
 
 
-def add_columns(db: sqlite3.Connection) -> None:
-    """Make schema 5 of schema 4, within the open transaction. How requests ended is in their rows; only a rebuild knows
-    their prefixes."""
-    if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'request_measures'").fetchall():
-        return
-    for column in _ADDED:
-        db.execute(f"ALTER TABLE request_measures ADD COLUMN {column}")
-    db.create_function("ending_of", 2, lambda status, reason: str(ending_of(status, reason)), deterministic=True)
-    of_row = (
-        f"SELECT ending_of(status, {member('outcome')}) FROM requests AS r WHERE r.number = request_measures.number"
-    )
-    db.execute(f"UPDATE request_measures SET {ENDING} = coalesce(({of_row}), {ENDING})")
-
-
-def put(db: sqlite3.Connection, accounts: Iterable[Mapping[str, Any]]) -> None:
-    """Store the measures of new and changed accounts, within the open transaction; their requests are there already."""
-    db.executemany(_PUT, (_row(account) for account in accounts if "times" in account))
+def put(db: sqlite3.Connection, rows: Iterable[RequestRow]) -> None:
+    """Store the measures of new and changed requests, within the open transaction; the requests are there already."""
+    measured = (row.measures for row in rows if row.measures is not None)
+    db.executemany(_PUT, ({**each, "tokens": to_text(each["tokens"])} for each in measured))
 
 
 def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
@@ -71,9 +59,9 @@ def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
     db.execute("DELETE FROM request_measures WHERE started_ns >= ?", (since_ns,))
 
 
-def met(where: Iterable[Condition], *, by: str = "requests") -> dict[str, int | str]:
+def met(where: Iterable[Condition]) -> dict[str, int | str]:
     """Conditions on a row of this table that its request's measures meet these, each with its value."""
-    of_row = f"m.started_ns = {by}.started_ns AND m.number = {by}.number"
+    of_row = "m.started_ns = requests.started_ns AND m.number = requests.number"
     return {
         f"EXISTS (SELECT 1 FROM request_measures AS m WHERE {of_row} AND {_condition(each, 'm.')})": _value(each)
         for each in where
@@ -174,26 +162,3 @@ def _condition(each: Condition, row: str = "") -> str:
 
 def _value(each: Condition) -> int | str:
     return to_text([*each.value]) if isinstance(each.value, tuple) else each.value
-
-
-def _row(account: Mapping[str, Any]) -> tuple[Any, ...]:
-    times, tokens = account["times"], account["tokens"]
-    asked = sum(tokens.values())
-    held, loaded = (tokens.get(cause, 0) for cause in REUSED)
-    computed = asked - held - loaded if tokens else None
-    counts = (account["prompt"], computed, account["recomputed"], account["epoch"])
-    sums = (None if count is None else min(count, LARGEST) for count in (*counts, held, loaded, asked))
-    texts = (account["identity"] or UNKNOWN, account["connector"] or UNKNOWN)
-    spent = (times.get(name) for name in TIMES)
-    return (
-        account["started_ns"],
-        account["engine"],
-        *texts,
-        *spent,
-        *sums,
-        to_text(tokens),
-        account.get("prefix") or UNKNOWN,
-        ending_of(account["status"], account["outcome"]),
-        account["request"],
-        account["engine"],
-    )

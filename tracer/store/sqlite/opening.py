@@ -7,12 +7,12 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.sqlite import findings, launches, measures, structure
+from kvtrail.tracer.store.sqlite import structure
+from kvtrail.tracer.store.sqlite.older import CHANGES
 
 logger = logging.getLogger("kvtrail")
 
@@ -22,12 +22,6 @@ _NAME_AT = 68
 SCHEMA_VERSION = 6
 _ROWS_ONLY = 2
 """The last schema in which each span was a row. It was never released."""
-CHANGES: dict[int, Callable[[sqlite3.Connection], None]] = {
-    3: launches.add_settings,
-    4: measures.add_columns,
-    5: findings.rename_rules,
-}
-"""What makes the next schema of a store of this one, within the open transaction."""
 OWNERS = 0o600
 """The permissions of a store: prompts' ids, and who asked when, are its owner's alone."""
 _ELSEWHERE = (
@@ -138,8 +132,8 @@ def identify(db: sqlite3.Connection, path: Path) -> None:
         raise StoreError(f"{path} is no finished store of schema {version} ({difference}); {_ELSEWHERE}")
 
 
-def check_file(path: Path) -> None:
-    """Look whether a file is a store that can be read.
+def check_file(path: Path, *, any_schema: bool = False) -> None:
+    """Look whether a file is a store that can be read, or with `any_schema` one that a writer makes so.
 
     Raises:
         StoreError: it is none, or of another kvtrail.
@@ -147,6 +141,9 @@ def check_file(path: Path) -> None:
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     try:
         identify(db, path)
+        ((version,),) = db.execute("PRAGMA user_version")
+        if version not in (0, SCHEMA_VERSION) and not any_schema:
+            raise StoreError(f"{path} has the schema {version}; `kvtrail serve` makes today's of it, and keeps a copy")
     except sqlite3.Error as error:
         raise StoreError(f"cannot read the store {path}: {error}") from error
     finally:

@@ -169,7 +169,7 @@ def _encode_what_can_be(batch: Batch) -> bytes:
     except (OverflowError, TypeError, ValueError):
         fit: dict[str, Any] = {
             name: [part for part in getattr(batch, name) if _is_fit(part)]
-            for name in ("accounts", "findings", "lanes", "launches", "handoffs", "wasted", "markers")
+            for name in ("requests", "findings", "launches", "handoffs", "wasted", "markers")
         }
         fit |= {
             name: {key: value for key, value in getattr(batch, name).items() if _is_fit((key, value))}

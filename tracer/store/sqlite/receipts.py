@@ -13,7 +13,7 @@ from typing import Any
 
 from kvtrail.tracer.ledger.ordering import SeenNumbers
 from kvtrail.tracer.store import MAX_RECEIPTS
-from kvtrail.tracer.store.sqlite.database import Query, readable
+from kvtrail.tracer.store.sqlite.database import Database, readable
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS receipts (number INTEGER PRIMARY KEY, digest BLOB NOT NULL)",
@@ -34,24 +34,27 @@ def put(db: sqlite3.Connection, digest: bytes, seen: Mapping[str, str]) -> None:
     )
 
 
-def receipts(query: Query) -> list[bytes]:
-    """The digests of the last requests, in order."""
-    rows = query(f"SELECT digest FROM receipts ORDER BY number DESC LIMIT {MAX_RECEIPTS}")
-    return [digest for (digest,) in reversed(rows)]
+def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
+    """Forget recorders that wrote nothing since, and all but the last requests."""
+    db.execute("DELETE FROM recorders WHERE last_ns < ?", (before_ns,))
+    db.execute("DELETE FROM receipts WHERE number <= (SELECT max(number) FROM receipts) - ?", (MAX_RECEIPTS,))
 
 
-def seen(query: Query) -> dict[str, tuple[str, int]]:
-    """By recorder: the numbers that are stored, as text, and when the last of them came."""
-    return dict(readable(query("SELECT recorder, seen, last_ns FROM recorders"), _numbers, of="recorders"))
+class ReceiptReader(Database):
+    """What was received, as a start reads it."""
+
+    def receipts(self) -> list[bytes]:
+        """The digests of the last requests that were stored, in order."""
+        rows = self.query(f"SELECT digest FROM receipts ORDER BY number DESC LIMIT {MAX_RECEIPTS}")
+        return [digest for (digest,) in reversed(rows)]
+
+    def seen(self) -> dict[str, tuple[str, int]]:
+        """By recorder: the numbers of its events that are stored, as `SeenNumbers.as_text` gives them, and when the last of
+        them came; Unix nanoseconds."""
+        return dict(readable(self.query("SELECT recorder, seen, last_ns FROM recorders"), _numbers, of="recorders"))
 
 
 def _numbers(row: Sequence[Any]) -> tuple[str, tuple[str, int]]:
     recorder, text, last_ns = row
     SeenNumbers.from_text(text)
     return recorder, (text, last_ns)
-
-
-def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
-    """Forget recorders that wrote nothing since, and all but the last requests."""
-    db.execute("DELETE FROM recorders WHERE last_ns < ?", (before_ns,))
-    db.execute("DELETE FROM receipts WHERE number <= (SELECT max(number) FROM receipts) - ?", (MAX_RECEIPTS,))

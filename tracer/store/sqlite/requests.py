@@ -11,28 +11,14 @@ import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.lanes import Lane
 from kvtrail.tracer.liveness.outcome import ABORTED, ERROR, FINISHED
 from kvtrail.tracer.model.conditions import Condition
-from kvtrail.tracer.store import LARGEST, Sort, StoreError
-from kvtrail.tracer.store.sqlite import ids, measures, traces
-from kvtrail.tracer.store.sqlite.database import (
-    Database,
-    Query,
-    an_object,
-    from_text,
-    member,
-    readable,
-    to_text,
-    whole_sum,
-)
+from kvtrail.tracer.store import Sort, StoreError
+from kvtrail.tracer.store.request_rows import COLUMNS, RequestRow, StoredRequest, tier_of
+from kvtrail.tracer.store.sqlite import bodies, ids, measures, traces
+from kvtrail.tracer.store.sqlite.database import Database, Query, readable, to_text, whole_sum
 
-_COLUMNS = (
-    "request", "engine", "external", "trace_id", "status", "verdict", "findings", "started_ns", "last_ns", "ended_ns",
-    "lookups", "longest_match", "loaded", "stored", "epoch",
-)  # fmt: skip
-_SUMS = ("loaded", "stored")
-_NUMBERS = ("findings", "started_ns", "last_ns", "lookups", "longest_match", "loaded", "stored", "epoch")
 _COUNTED = {
     "requests": "1",
     "running": "{row}.ended_ns IS NULL",
@@ -69,16 +55,18 @@ def _adjust() -> str:
 
 
 _MOVED = "(new.status != old.status OR new.verdict != old.verdict)"
-_TABLES = (
-    """CREATE TABLE IF NOT EXISTS requests (
+TABLE = """CREATE TABLE IF NOT EXISTS requests (
     number INTEGER PRIMARY KEY,
-    request TEXT NOT NULL, engine TEXT NOT NULL, external TEXT NOT NULL, trace_id TEXT NOT NULL,
-    status TEXT NOT NULL, verdict TEXT NOT NULL, findings INTEGER NOT NULL,
+    request TEXT NOT NULL, engine TEXT NOT NULL, external TEXT NOT NULL, trace_id TEXT NOT NULL, connector TEXT NOT NULL,
+    status TEXT NOT NULL, outcome TEXT, verdict TEXT NOT NULL, findings INTEGER NOT NULL, complete INTEGER NOT NULL,
     started_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, ended_ns INTEGER,
     lookups INTEGER NOT NULL, longest_match INTEGER NOT NULL, loaded INTEGER NOT NULL,
-    stored INTEGER NOT NULL, epoch INTEGER NOT NULL,
-    account TEXT NOT NULL, after_span INTEGER NOT NULL
-)""",
+    stored INTEGER NOT NULL, epoch INTEGER NOT NULL, waited_ns INTEGER NOT NULL, recomputed INTEGER NOT NULL,
+    loads INTEGER NOT NULL, tier INTEGER, reach INTEGER, changes TEXT NOT NULL, transfers TEXT NOT NULL,
+    after_span INTEGER NOT NULL, body BLOB NOT NULL
+)"""
+_TABLES = (
+    TABLE,
     f"""CREATE TABLE IF NOT EXISTS request_totals (
     status TEXT NOT NULL, verdict TEXT NOT NULL, {", ".join(f"{name} INTEGER NOT NULL" for name in _COUNTED)},
     PRIMARY KEY (status, verdict)
@@ -87,9 +75,9 @@ _TABLES = (
 )
 _UNLIKE = "instr(request, external) != 1"
 _AFTER_ALL = f"char({0x10FFFF})"
-_OTHERWISE = f"status = '{FINISHED}' AND {member('outcome')} IN ('{ABORTED}', '{ERROR}')"
-"""Requests that finished otherwise than their callers asked: few, so that their reasons are counted in an index of"
-" their own."""
+_OTHERWISE = f"status = '{FINISHED}' AND outcome IN ('{ABORTED}', '{ERROR}')"
+"""Requests that finished otherwise than their callers asked: few, so that their reasons are counted in an index of their
+own."""
 _INDEXES = (
     "CREATE UNIQUE INDEX IF NOT EXISTS requests_by_id ON requests (request, engine)",
     "CREATE INDEX IF NOT EXISTS requests_by_start ON requests (started_ns)",
@@ -97,8 +85,9 @@ _INDEXES = (
     f"CREATE INDEX IF NOT EXISTS requests_by_external ON requests (external, engine) WHERE {_UNLIKE}",
     "CREATE INDEX IF NOT EXISTS requests_by_kind ON requests (verdict, status, started_ns)",
     "CREATE INDEX IF NOT EXISTS requests_open ON requests (engine) WHERE ended_ns IS NULL",
-    "CREATE INDEX IF NOT EXISTS requests_ended_otherwise ON requests"
-    f" (started_ns, engine, {member('outcome')}) WHERE {_OTHERWISE}",
+    f"CREATE INDEX IF NOT EXISTS requests_ended_otherwise ON requests (started_ns, engine, outcome) WHERE {_OTHERWISE}",
+    "CREATE INDEX IF NOT EXISTS requests_by_lane ON requests (tier, reach, started_ns, last_ns, ended_ns)"
+    " WHERE tier IS NOT NULL",
 )
 _TRIGGERS = (
     f"""CREATE TRIGGER IF NOT EXISTS requests_come AFTER INSERT ON requests BEGIN
@@ -126,16 +115,21 @@ END""",
 SCHEMA = (*_TABLES, *_INDEXES, *_TRIGGERS)
 _STABLE = ("request", "engine", "external", "trace_id", "started_ns")
 """Columns that hardly ever change. An update that does not set them leaves their indexes alone."""
+_PUT = (*COLUMNS, "tier", "reach", "changes", "transfers", "body")
 _UPDATE = (
-    f"UPDATE requests SET {', '.join(f'{name} = :{name}' for name in (*_COLUMNS, 'account') if name not in _STABLE)}"
+    f"UPDATE requests SET {', '.join(f'{name} = :{name}' for name in _PUT if name not in _STABLE)}"
     f" WHERE {' AND '.join(f'{name} = :{name}' for name in _STABLE)}"
 )
 _UPSERT = (
-    f"INSERT INTO requests ({', '.join(_COLUMNS)}, account, after_span)"
-    f" VALUES ({', '.join(f':{name}' for name in _COLUMNS)}, :account, (SELECT settled FROM log_end))"
-    " ON CONFLICT (request, engine) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in (*_COLUMNS[2:], "account"))
+    f"INSERT INTO requests ({', '.join(_PUT)}, after_span)"
+    f" VALUES ({', '.join(f':{name}' for name in _PUT)}, (SELECT settled FROM log_end))"
+    " ON CONFLICT (request, engine) DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in _PUT[2:])
 )
+_NO_LANE = {"tier": None, "reach": None, "changes": "[]", "transfers": "[]"}
+OPEN_REACH = 63
+"""The reach of requests that have not ended: they extend to the present."""
+LONGEST_REACH = 25
+"""Of requests that have ended: 2**25 seconds are more than a year."""
 _MAX_PROMPTS = 1_000
 _MAX_BEGINNING = 1_000
 """The most ids with the same prefix that are read."""
@@ -145,42 +139,39 @@ _MAX_SCANNED = 20_000
 """Rows that may be looked through one by one, or sorted."""
 _LATEST_NS = 2**63 - 1
 _FIRST = {
-    Sort.WAITING: f"coalesce({member('waited_ns')}, 0) DESC,",
-    Sort.RECOMPUTED: f"coalesce({member('recomputed')}, 0) DESC,",
-    Sort.LOADS: f"coalesce({member('loads')}, 0) DESC,",
+    Sort.WAITING: "waited_ns DESC,",
+    Sort.RECOMPUTED: "recomputed DESC,",
+    Sort.LOADS: "loads DESC,",
     Sort.FINDINGS: "findings DESC,",
     Sort.DURATION: "last_ns - started_ns DESC,",
 }
 """What requests are sorted by before their start."""
+STORED = "engine, status, outcome, body"
 
 
-_WHOLE = f"{', '.join(_COLUMNS)}, account"
-_NOTHING = to_text({**Account("", "").as_dict(), "unknown": None, "times": {}, "tokens": {}, "prefix": ""})
-"""An empty account. What has no column and differs from this is stored."""
+def stored_request(row: Sequence[Any]) -> StoredRequest:
+    """The request in a row of `STORED`. Raises ValueError if it is damaged."""
+    engine, status, outcome, body = row
+    return StoredRequest(engine, status, outcome, bodies.unpacked(body))
 
 
-def _account(row: Sequence[Any]) -> dict[str, Any]:
-    """The account in a row of `_WHOLE`."""
-    *columns, rest = row
-    account = {**from_text(_NOTHING), **an_object(rest), **dict(zip(_COLUMNS, columns, strict=True))}
-    if not all(isinstance(account[name], int) for name in _NUMBERS):
-        raise ValueError("a number that is none")
-    return account
+def put(db: sqlite3.Connection, rows: Iterable[RequestRow]) -> None:
+    """Store new and changed requests, within the open transaction."""
+    compress = bodies.packer().compress
+    for row in rows:
+        lane = _NO_LANE if row.lane is None else _lane_columns(row.lane)
+        values = {**row.columns, **lane, "body": compress(row.body)}
+        if not db.execute(_UPDATE, values).rowcount:
+            db.execute(_UPSERT, values)
 
 
-def _rest(account: Mapping[str, Any]) -> str:
-    """What `_account` needs beside the columns."""
-    nothing = from_text(_NOTHING)
-    return to_text({k: v for k, v in account.items() if k not in _COLUMNS and (k not in nothing or v != nothing[k])})
-
-
-def put(db: sqlite3.Connection, accounts: Iterable[Mapping[str, Any]]) -> None:
-    """Store new and changed accounts, within the open transaction."""
-    for account in accounts:
-        row = {**{name: account[name] for name in _COLUMNS}, "account": _rest(account)}
-        row |= {name: min(row[name], LARGEST) for name in _SUMS}
-        if not db.execute(_UPDATE, row).rowcount:
-            db.execute(_UPSERT, row)
+def _lane_columns(lane: Lane) -> dict[str, Any]:
+    reach = OPEN_REACH
+    if lane.ended_ns is not None:
+        lasted_s = max(0, lane.last_ns - lane.started_ns) // 10**9
+        reach = min(int(lasted_s).bit_length(), LONGEST_REACH)
+    changes, transfers = to_text(lane.changes), to_text(lane.transfers)
+    return {"tier": tier_of(lane), "reach": reach, "changes": changes, "transfers": transfers}
 
 
 def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
@@ -197,14 +188,13 @@ def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
 
 
 def prune(db: sqlite3.Connection, *, after: int, limit: int, before_ns: int) -> int | None:
-    """Of this many requests that follow number `after`, drop those with the last event before, and their lanes; returns the
-    last of these numbers, or None where no older requests follow."""
+    """Of this many requests that follow number `after`, drop those with the last event before; returns the last of these
+    numbers, or None where no older requests follow."""
     rows = db.execute(
         "SELECT number, started_ns, last_ns FROM requests WHERE number > ? ORDER BY number LIMIT ?",
         (after, limit),
     ).fetchall()
     old = [(number,) for number, _, last_ns in rows if last_ns < before_ns]
-    db.executemany("DELETE FROM lanes WHERE number = ?", old)
     db.executemany("DELETE FROM requests WHERE number = ?", old)
     ids.shorten(db)
     # Numbers grow with time, nearly.
@@ -231,7 +221,7 @@ class RequestReader(Database):
         before_ns: int | None = None,
         where: Sequence[Condition] = (),
         sort: Sort = Sort.LATEST,
-    ) -> list[dict[str, Any]]:
+    ) -> list[StoredRequest]:
         until_ns = _LATEST_NS if before_ns is None else before_ns
         # Only by their start they can be found in order; to sort by anything else, all candidates are read.
         most = limit if sort is Sort.LATEST else _MAX_SCANNED
@@ -244,19 +234,19 @@ class RequestReader(Database):
             before = {"started_ns < ?": until_ns, **narrowed}
             latest = f"ORDER BY started_ns DESC LIMIT {int(most)}"
             if sort is Sort.LATEST:
-                rows = self.query(f"SELECT {_WHOLE} FROM requests", [*before], [*before.values()], latest)
-                return readable(rows, _account, of="requests")
+                rows = self.query(f"SELECT {STORED} FROM requests", [*before], [*before.values()], latest)
+                return readable(rows, stored_request, of="requests")
             found = self.query("SELECT number FROM requests", [*before], [*before.values()], latest)
             numbers = [number for (number,) in found]
         else:
             numbers = self._numbers(search, kind, narrowed, until_ns=until_ns, limit=most)
         rows = self.query(
-            f"SELECT {_WHOLE} FROM json_each(?) AS n CROSS JOIN requests ON number = n.value",
+            f"SELECT {STORED} FROM json_each(?) AS n CROSS JOIN requests ON number = n.value",
             (),
             [to_text(numbers)],
             order,
         )
-        return readable(rows, _account, of="requests")
+        return readable(rows, stored_request, of="requests")
 
     def _numbers(
         self, search: str, where: Mapping[str, Any], narrowed: Mapping[str, Any], *, until_ns: int, limit: int
@@ -270,7 +260,7 @@ class RequestReader(Database):
 
     def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
         rows = self.query(
-            f"SELECT engine, request, status, {member('outcome')} FROM json_each(?) AS r CROSS JOIN requests"
+            "SELECT engine, request, status, outcome FROM json_each(?) AS r CROSS JOIN requests"
             " ON request = r.value ->> 1 AND engine = r.value ->> 0",
             (),
             [to_text([*of])],
@@ -290,7 +280,7 @@ class RequestReader(Database):
         counts: list[tuple[str, str, str | None, int]] = []
         finished = 0
         for verdict, status in self.query("SELECT verdict, status FROM request_totals WHERE requests > 0"):
-            what = "count(*)" if status == FINISHED else f"engine, {member('outcome')}, count(*)"
+            what = "count(*)" if status == FINISHED else "engine, outcome, count(*)"
             rows = self.query(
                 f"SELECT {what} FROM requests INDEXED BY requests_by_kind",
                 ["verdict = ?", "status = ?", *conditions],
@@ -302,7 +292,7 @@ class RequestReader(Database):
             else:
                 counts += [(engine, status, outcome, count) for engine, outcome, count in rows]
         otherwise = self.query(
-            f"SELECT {member('outcome')}, count(*) FROM requests INDEXED BY requests_ended_otherwise",
+            "SELECT outcome, count(*) FROM requests INDEXED BY requests_ended_otherwise",
             [_OTHERWISE, *conditions],
             values,
             "GROUP BY 1",
@@ -310,19 +300,19 @@ class RequestReader(Database):
         counts += [("", FINISHED, outcome, count) for outcome, count in otherwise]
         return [*counts, ("", FINISHED, None, finished - sum(count for _, count in otherwise))]
 
-    def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
+    def request(self, request: str, *, engine: str = "") -> StoredRequest | None:
         for find in (self._of_id, traces.requests_in, self._of_call):
             numbers = to_text(find(self.query, request))
             rows = self.query(
-                f"SELECT {_WHOLE} FROM requests",
+                f"SELECT {STORED} FROM requests",
                 ["number IN (SELECT value FROM json_each(?))", "(engine = ? OR ? = '')"],
                 [numbers, engine, engine],
                 "ORDER BY +started_ns DESC LIMIT 1",
             )
-            if rows and not (accounts := readable(rows, _account, of="requests")):
+            if rows and not (found := readable(rows, stored_request, of="requests")):
                 raise StoreError(f"the row of {request!r} is damaged; `kvtrail store rebuild` makes it again")
             if rows:
-                return accounts[0]
+                return found[0]
         return None
 
     def few_requests(self, *, search: str, status: str, until_ns: int, limit: int) -> list[int] | None:

@@ -12,7 +12,8 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.store.sqlite import log
-from kvtrail.tracer.store.sqlite.database import Query, from_text, member, to_text
+from kvtrail.tracer.store.sqlite.database import Database, Query, readable, to_text
+from kvtrail.tracer.store.sqlite.requests import STORED, stored_request
 
 SCHEMA = (
     # The last span that was judged: only while a tracer that has just started is behind.
@@ -30,89 +31,98 @@ def note_judged(db: sqlite3.Connection, number: int | None) -> None:
         db.execute("INSERT INTO judged (number) VALUES (?)", (number,))
 
 
-def judged(query: Query) -> int:
-    """The number of the last span that was judged."""
-    rows = query("SELECT number FROM judged")
-    return int(rows[0][0]) if rows else log.last_number(query)
+class RecallReader(Database):
+    """What was stored, as a start, or an event of a forgotten request, needs it again. Usable from any thread."""
 
+    def last_number(self) -> int:
+        """The number of the span that came last."""
+        return log.last_number(self.query)
 
-def open_requests(query: Query) -> set[RequestKey]:
-    """The requests that have not ended, by their accounts."""
-    return set(query("SELECT engine, request FROM requests INDEXED BY requests_open", ["ended_ns IS NULL"]))
+    def holds(self, engine: str, request: str) -> bool:
+        """Whether there is a row of this request."""
+        return bool(self.query("SELECT 1 FROM requests", ["request = ?", "engine = ?"], [request, engine]))
 
+    def ended_ns(self, number: int) -> int:
+        """When the last span of the chunk with this one ended; 0 without a chunk."""
+        rows = self.query("SELECT last_ns FROM chunks", ["number <= ?"], [number], "ORDER BY number DESC LIMIT 1")
+        return int(rows[0][0]) if rows else 0
 
-def unsettled(query: Query, *, until: int) -> set[RequestKey]:
-    """The requests with judged spans, up to number `until`, that their accounts do not include."""
-    ((settled,),) = query("SELECT settled FROM log_end")
-    judged_parts = takewhile(lambda part: part[0] <= until, log.parts(query, after=settled))
-    late = _decoded(payload for _, _, payload in judged_parts)
-    return {(event.engine, event.request) for events in late for event in events if event.request is not None}
+    def judged(self) -> int:
+        """The number of the last span that was judged."""
+        rows = self.query("SELECT number FROM judged")
+        return int(rows[0][0]) if rows else log.last_number(self.query)
 
+    def open_requests(self) -> set[RequestKey]:
+        """The requests that have not ended, by their accounts."""
+        return set(self.query("SELECT engine, request FROM requests INDEXED BY requests_open", ["ended_ns IS NULL"]))
 
-def following(query: Query, *, after: int) -> tuple[int, list[Event]] | None:
-    """The events of the chunk after a span, and the number of its last span; None if there is none."""
-    part = next(log.parts(query, after=after), None)
-    if part is None:
-        return None
-    number, spans, payload = part
-    return number + spans - 1, ProtobufDecoder().decoded(payload).events
+    def unsettled(self, *, until: int) -> set[RequestKey]:
+        """The requests with judged spans, up to number `until`, that their accounts do not include."""
+        ((settled,),) = self.query("SELECT settled FROM log_end")
+        judged_parts = takewhile(lambda part: part[0] <= until, log.parts(self.query, after=settled))
+        late = _decoded(payload for _, _, payload in judged_parts)
+        return {(event.engine, event.request) for events in late for event in events if event.request is not None}
 
+    def following(self, *, after: int) -> tuple[int, list[Event]] | None:
+        """The events of the chunk after a span, and the number of its last span; None if there is none."""
+        part = next(log.parts(self.query, after=after), None)
+        if part is None:
+            return None
+        number, spans, payload = part
+        return number + spans - 1, ProtobufDecoder().decoded(payload).events
 
-def begins_ns(query: Query) -> int:
-    """When the first span of a log began from which some were dropped; 0 of a whole one."""
-    part = next(log.parts(query, after=0), None)
-    if part is None or part[0] == 1:
-        return 0 if part is not None or not log.last_number(query) else _NEVER_NS
-    return min((span.start_ns for span in ProtobufDecoder().spans(part[2])), default=0)
+    def begins_ns(self) -> int:
+        """When the first span of a log began from which some were dropped; 0 of a whole one."""
+        part = next(log.parts(self.query, after=0), None)
+        if part is None or part[0] == 1:
+            return 0 if part is not None or not log.last_number(self.query) else _NEVER_NS
+        return min((span.start_ns for span in ProtobufDecoder().spans(part[2])), default=0)
 
+    def beginning(self, *, after: int) -> int:
+        """The number of the last span before the first chunk that lies after this one as a whole."""
+        first = "(SELECT min(number) - 1 FROM chunks WHERE number > ?)"
+        return int(self.query(f"SELECT coalesce({first}, number) FROM log_end", (), [after])[0][0])
 
-def beginning(query: Query, *, after: int) -> int:
-    """The number of the last span before the first chunk that lies after this one as a whole."""
-    first = "(SELECT min(number) - 1 FROM chunks WHERE number > ?)"
-    return int(query(f"SELECT coalesce({first}, number) FROM log_end", (), [after])[0][0])
-
-
-def explained(query: Query, requests: Collection[RequestKey]) -> dict[RequestKey, list[dict[str, Any]]]:
-    """The admissions of these requests with final causes, as their rows have them."""
-    rows = query(
-        f"SELECT engine, request, {member('causes')} FROM json_each(?) AS r CROSS JOIN requests"
-        " ON request = r.value ->> 1 AND engine = r.value ->> 0",
-        [f"{member('causes')} IS NOT NULL"],
-        [to_text(list(requests))],
-    )
-    entries = {(engine, request): from_text(causes) for engine, request, causes in rows}
-    return {key: [entry for entry in some if entry["final"]] for key, some in entries.items()}
-
-
-def events_of(query: Query, requests: Collection[RequestKey], *, until: int) -> Iterator[list[Event]]:
-    """The events of these requests up to span `until`, in the order of their arrival, some at a time."""
-    # Before the spans of a request come those that the accounts were up to date with when its row was made.
-    begins = {
-        (engine, request): number
-        for engine, request, number in query(
-            "SELECT engine, request, after_span FROM json_each(?) AS r CROSS JOIN requests"
+    def explained(self, requests: Collection[RequestKey]) -> dict[RequestKey, list[dict[str, Any]]]:
+        """The admissions of these requests with final causes, as their rows have them."""
+        rows = self.query(
+            f"SELECT request, {STORED} FROM json_each(?) AS r CROSS JOIN requests"
             " ON request = r.value ->> 1 AND engine = r.value ->> 0",
             (),
             [to_text(list(requests))],
         )
-    }
-    by_stretch: dict[int, list[bytes]] = {}
-    by_key: dict[bytes, list[RequestKey]] = {}
-    for request in requests:
-        key = log.request_key(*request)
-        by_key.setdefault(key, []).append(request)
-        by_stretch.setdefault(log.stretch(begins.get(request, 0)), []).append(key)
-    places: dict[int, set[bytes]] = {}
-    for first, keys in by_stretch.items():
-        for number, found in log.places_of(query, keys, from_stretch=first).items():
-            places.setdefault(number, set()).update(keys if found is None else found)
-    there = {
-        number: [request for key in places[number] for request in by_key[key]]
-        for number in sorted(places)
-        if number <= until
-    }
-    for events in _decoded(_payload(query, number, some) for number, some in there.items()):
-        yield [event for event in events if (event.engine, event.request) in requests]
+        stored = readable(rows, lambda row: (row[0], stored_request(row[1:])), of="requests")
+        return {(each.engine, name): [entry for entry in each["causes"] if entry["final"]] for name, each in stored}
+
+    def events_of(self, requests: Collection[RequestKey], *, until: int) -> Iterator[list[Event]]:
+        """The events of these requests up to span `until`, in the order of their arrival, some at a time."""
+        # Before the spans of a request come those that the accounts were up to date with when its row was made.
+        begins = {
+            (engine, request): number
+            for engine, request, number in self.query(
+                "SELECT engine, request, after_span FROM json_each(?) AS r CROSS JOIN requests"
+                " ON request = r.value ->> 1 AND engine = r.value ->> 0",
+                (),
+                [to_text(list(requests))],
+            )
+        }
+        by_stretch: dict[int, list[bytes]] = {}
+        by_key: dict[bytes, list[RequestKey]] = {}
+        for request in requests:
+            key = log.request_key(*request)
+            by_key.setdefault(key, []).append(request)
+            by_stretch.setdefault(log.stretch(begins.get(request, 0)), []).append(key)
+        places: dict[int, set[bytes]] = {}
+        for first, keys in by_stretch.items():
+            for number, found in log.places_of(self.query, keys, from_stretch=first).items():
+                places.setdefault(number, set()).update(keys if found is None else found)
+        there = {
+            number: [request for key in places[number] for request in by_key[key]]
+            for number in sorted(places)
+            if number <= until
+        }
+        for events in _decoded(_payload(self.query, number, some) for number, some in there.items()):
+            yield [event for event in events if (event.engine, event.request) in requests]
 
 
 def _payload(query: Query, number: int, requests: Collection[RequestKey]) -> bytes:

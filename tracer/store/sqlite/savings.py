@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Iterable
 
 from kvtrail.tracer.savings.minute_sums import HOUR_S, MINUTE_S, SavingsRow, SumKey, by_step, interval_s
-from kvtrail.tracer.store import LARGEST
+from kvtrail.tracer.store.request_rows import LARGEST
 from kvtrail.tracer.store.sqlite.database import Database, from_text, whole_sum
 
 SCHEMA = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from itertools import islice
-from typing import Any
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode, protobuf
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.store.request_rows import StoredRequest
 from kvtrail.tracer.store.sqlite import log
 from kvtrail.tracer.store.sqlite.database import Database
 
@@ -21,9 +21,9 @@ asked for together: each takes some milliseconds."""
 class SpanReader(Database):
     """The part of `Reader` that is about spans."""
 
-    def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
-        engine, request, external = account["engine"], account["request"], account["external"]
-        trace_id = account["trace_id"]
+    def spans_of(self, account: StoredRequest, *, limit: int = 20_000) -> list[Span]:
+        about = account.account()
+        engine, request, external, trace_id = (about[name] for name in ("engine", "request", "external", "trace_id"))
         keys = [log.request_key(engine, request), log.trace_key(trace_id), log.name_key(external)]
         marks = [text.encode(errors="replace") for text in (request, external) if text]
         marks += [bytes.fromhex(trace_id)] if trace_id else []

@@ -10,16 +10,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvtrail.tracer.events.events import Event
-from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, Batch, StoreError, StoreInUse
-from kvtrail.tracer.store.handoffs import HandoffRow
+from kvtrail.tracer.store.request_rows import RequestRow
 from kvtrail.tracer.store.sqlite import (
     engines,
     event_sums,
@@ -41,7 +39,6 @@ from kvtrail.tracer.store.sqlite import (
     structure,
     waste,
 )
-from kvtrail.tracer.store.sqlite.database import Database, rows_of
 from kvtrail.tracer.store.sqlite.outbox import Outbox
 from kvtrail.tracer.store.sqlite.room import Room
 
@@ -62,8 +59,10 @@ _UNFIT = (OverflowError, TypeError, ValueError, *_REFUSED)
 """What a row raises that no database can hold; anything else is the database's own trouble, and passes."""
 
 
-class SqliteWriter:
-    """The writing side; creates the file."""
+class SqliteWriter(
+    restart.RecallReader, receipts.ReceiptReader, launches.LaunchReader, engines.EngineReader, handoffs.HandoffReader
+):
+    """The writing side; creates the file. It reads what a tracer needs again, over connections of its own."""
 
     def __init__(self, path: Path, *, outbox: Outbox | None = None, most_bytes: int | None = None) -> None:
         """A damaged file is set aside, and a new one begun. What is written is also put into the `outbox`. All files of
@@ -72,6 +71,7 @@ class SqliteWriter:
         Raises:
             StoreError: the file cannot be opened, is no store, or was written by another kvtrail.
         """
+        super().__init__(path)
         self.path, self._outbox, self._most_bytes = path.resolve(), outbox, most_bytes
         self._judged: int | None = None
         """The last that was judged, as the file has it."""
@@ -105,9 +105,8 @@ class SqliteWriter:
                 pass
         parts: list[tuple[Callable[[Any], None], Sequence[Any]]] = [
             (lambda descriptions: engines.put(self._db, dict(descriptions)), list(batch.engines.items())),
-            (self._put_accounts, batch.accounts),
+            (self._put_requests, batch.requests),
             (partial(findings.put, self._db), batch.findings),
-            (partial(lanes.put, self._db), batch.lanes),
             (partial(launches.put, self._db), batch.launches),
             (partial(handoffs.put, self._db), batch.handoffs),
             (partial(markers.put, self._db), batch.markers),
@@ -137,78 +136,12 @@ class SqliteWriter:
     def forget_derived(self) -> None:
         """Forget what was made of the log, so that all of it is judged again. What is older than the log stays."""
         with self._transaction():
-            since_ns = restart.begins_ns(self._query)
-            for table in (measures, requests, lanes, findings, savings, waste, handoffs):
+            since_ns = self.begins_ns()
+            for table in (measures, requests, findings, savings, waste, handoffs):
                 table.forget(self._db, since_ns=since_ns)
             self._log.settle(0)
             restart.note_judged(self._db, 0)
             self._judged = 0
-
-    def ended_ns(self, number: int) -> int:
-        """When the last span of the chunk with this one ended."""
-        return log.ended_ns(self._query, number)
-
-    def receipts(self) -> Sequence[bytes]:
-        """The digests of the last requests that were stored, in order."""
-        return receipts.receipts(self._query)
-
-    def seen(self) -> Mapping[str, tuple[str, int]]:
-        """By recorder: the numbers of its events that are stored, as `SeenNumbers.as_text` gives them, and when the last
-        came; Unix nanoseconds."""
-        return receipts.seen(self._query)
-
-    def launches(self) -> list[Launch]:
-        """The launches of engines, as they were last known."""
-        return launches.read(self._query)
-
-    def heard(self) -> dict[str, int]:
-        """By engine: the time of its last received data, as noted."""
-        return launches.heard(self._query)
-
-    def descriptions(self) -> dict[str, dict[str, str]]:
-        """By engine: what it says of itself, in the fields of `model.engines.DESCRIPTION`."""
-        return engines.descriptions(self._query)
-
-    def handoffs(self) -> list[HandoffRow]:
-        """The events of the recent hand-offs, in the order in which they entered the ledger."""
-        return handoffs.read(self._reading.query)
-
-    def open_requests(self) -> set[tuple[str, str]]:
-        """By engine and id: the requests that have not ended, as far as their accounts know."""
-        return restart.open_requests(self._reading.query)
-
-    def judged(self) -> int:
-        """The number of the last span that was judged."""
-        return restart.judged(self._query)
-
-    def unsettled(self, *, until: int) -> set[tuple[str, str]]:
-        """By engine and id: the requests with accounts that do not include all their spans up to number `until`."""
-        return restart.unsettled(self._reading.query, until=until)
-
-    def following(self, *, after: int) -> tuple[int, list[Event]] | None:
-        """The events of some spans after number `after`, and the number of the last of these spans; None if there are no
-        more. Usable from any thread, as is `events_of`."""
-        return restart.following(self._reading.query, after=after)
-
-    def beginning(self, *, after: int) -> int:
-        """The number of the last span before the first chunk that lies after this one as a whole."""
-        return restart.beginning(self._reading.query, after=after)
-
-    def last_number(self) -> int:
-        """The number of the span that came last."""
-        return log.last_number(self._query)
-
-    def events_of(self, of: Collection[tuple[str, str]], *, until: int) -> Iterator[list[Event]]:
-        """The events of requests, by engine and id, up to span `until`, in the order of their arrival."""
-        return restart.events_of(self._reading.query, of, until=until)
-
-    def explained(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-        """By engine and id: the admissions with final causes."""
-        return restart.explained(self._reading.query, of)
-
-    def holds(self, engine: str, request: str) -> bool:
-        """Whether there is a row of this request."""
-        return bool(self._query("SELECT 1 FROM requests", ["request = ?", "engine = ?"], [request, engine]))
 
     def fold(self, *, some: bool = False) -> bool:
         """Do the next part of what is cheaper for many at a time: join small chunks of the log, and enter ids into their
@@ -260,9 +193,9 @@ class SqliteWriter:
                 self._outbox.sweep(self._db)
         with suppress(sqlite3.Error):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            self._reading.query("SELECT count(*) FROM sqlite_schema")
+            super().query("SELECT count(*) FROM sqlite_schema")
         self._db.close()
-        self._reading.close()  # last: as it cannot write, SQLite's index of the WAL stays, which a full disk has no room for
+        super().close()  # last: as it cannot write, SQLite's index of the WAL stays, which a full disk has no room for
         self._release()
 
     def _release(self) -> None:
@@ -271,9 +204,9 @@ class SqliteWriter:
                 os.close(descriptor)
         self._claim = self._lock = -1
 
-    def _put_accounts(self, accounts: Sequence[Mapping[str, Any]]) -> None:
-        requests.put(self._db, accounts)
-        measures.put(self._db, accounts)
+    def _put_requests(self, rows: Sequence[RequestRow]) -> None:
+        requests.put(self._db, rows)
+        measures.put(self._db, rows)
 
     def _put_out(self, batch: Batch) -> None:
         if self._outbox is not None:
@@ -376,7 +309,7 @@ class SqliteWriter:
         self._room = Room(self._db, self.path)
         if self._most_bytes is not None:
             self._room.bound(self._most_bytes)
-        self._log, self._reading = log.Log(self._db), Database(self.path)
+        self._log = log.Log(self._db)
         if opening.is_todays(self._db):  # nothing is to be written: the disk may be full
             return
         with self._transaction():
@@ -423,9 +356,9 @@ class SqliteWriter:
                 raise StoreError(text) from error
             raise StoreError(f"cannot {what} the store {self.path}: {error}") from error
 
-    def _query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:
+    def query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:
         with self._reported("read"):
-            return rows_of(self._db, select, where, values, tail)
+            return super().query(select, where, values, tail)
 
     def _pragma(self, name: str) -> int:
         (value,) = self._db.execute(f"PRAGMA {name}").fetchone()

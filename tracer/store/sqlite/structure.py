@@ -11,7 +11,6 @@ from kvtrail.tracer.store.sqlite import (
     event_sums,
     findings,
     handoffs,
-    lanes,
     launches,
     log,
     markers,
@@ -26,7 +25,7 @@ from kvtrail.tracer.store.sqlite import (
 
 TABLES = (
     log, receipts, engines, launches, requests, measures, findings, handoffs, markers, savings, waste, event_sums,
-    lanes, outbox, restart,
+    outbox, restart,
 )  # fmt: skip
 _RUNS = "type IN ('trigger', 'view') OR sql LIKE 'CREATE VIRTUAL%'"
 _PLAIN = "type = 'table' AND sql LIKE 'CREATE TABLE%' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
@@ -65,7 +64,7 @@ def difference(db: sqlite3.Connection, changes: Iterable[Callable[[sqlite3.Conne
         }
         virtual = {name for (name,) in today.execute("SELECT name FROM pragma_table_list WHERE type = 'shadow'")}
         try:
-            for name in expected.keys() & tables.keys() - virtual:
+            for name in tables.keys() - virtual:
                 columns = ", ".join('"{}"'.format(column.replace('"', '""')) for column in tables[name])
                 changed.execute(f'CREATE TABLE "{name}" ({columns})')
             for change in changes:
@@ -76,7 +75,7 @@ def difference(db: sqlite3.Connection, changes: Iterable[Callable[[sqlite3.Conne
         for name in sorted(expected.keys() - virtual):
             have, want = list(_columns(changed, name)), list(expected[name])
             of_another_kind = [
-                column for column, kind in tables.get(name, {}).items() if expected[name].get(column) != kind
+                column for column, kind in tables.get(name, {}).items() if expected[name].get(column, kind) != kind
             ]
             if have != want or of_another_kind:
                 differing = of_another_kind or sorted({*have} ^ {*want}) or have

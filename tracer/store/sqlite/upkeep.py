@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.store import StoreError, StoreInUse
-from kvtrail.tracer.store.sqlite import log, opening
+from kvtrail.tracer.store.sqlite import bodies, log, opening
 from kvtrail.tracer.store.sqlite.database import Database
 
 MAX_NAMED = 20
 """Faults of a kind that are named; the others are counted."""
 _TEXTS = {
-    "requests": ("account",),
-    "lanes": ("changes", "transfers"),
+    "requests": ("changes", "transfers"),
     "findings": ("body",),
     "engines": ("about",),
     "request_measures": ("tokens",),
@@ -44,7 +43,7 @@ def copy(path: Path, target: Path) -> None:
     Raises:
         StoreError: there is no such store, or it cannot be read or copied.
     """
-    _check_is_there(path)
+    _check_is_there(path, any_schema=True)
     try:
         opening.copy(path, target)
     except (sqlite3.Error, OSError) as error:
@@ -112,10 +111,10 @@ def verify(path: Path) -> Iterator[Fault]:
         database.close()
 
 
-def _check_is_there(path: Path) -> None:
+def _check_is_there(path: Path, *, any_schema: bool = False) -> None:
     if not path.is_file():
         raise StoreError(f"there is no store {path}")
-    opening.check_file(path)
+    opening.check_file(path, any_schema=any_schema)
 
 
 def _wrong_texts(database: Database) -> Iterator[Fault]:
@@ -124,6 +123,16 @@ def _wrong_texts(database: Database) -> Iterator[Fault]:
             ((count,),) = database.query(f"SELECT count(*) FROM {table}", [f"NOT json_valid({column})"])
             if count:
                 yield Fault(f"{count} rows of {table} cannot be read: their {column} is damaged", is_lost=False)
+    if count := sum(map(_is_damaged, database.connection().execute("SELECT body FROM requests"))):
+        yield Fault(f"{count} rows of requests cannot be read: their body is damaged", is_lost=False)
+
+
+def _is_damaged(row: Sequence[Any]) -> bool:
+    try:
+        bodies.unpacked(row[0])
+    except (TypeError, ValueError):
+        return True
+    return False
 
 
 def _wrong_log(database: Database) -> Iterator[Fault]:
@@ -145,12 +154,10 @@ def _wrong_log(database: Database) -> Iterator[Fault]:
     if expected is not None and expected != end + 1:
         yield Fault(f"the log ends at span {expected - 1}, and not at {end}")
     rows = set(database.query("SELECT engine, request FROM requests"))
-    lanes = set(database.query("SELECT engine, request FROM lanes"))
-    for what, missing in (("row", of_log - rows), ("lane", of_log & rows - lanes)):
+    if missing := of_log - rows:
         names = ", ".join(request for _, request in sorted(missing)[:MAX_NAMED])
-        if missing:
-            more = " …" if len(missing) > MAX_NAMED else ""
-            yield Fault(f"{len(missing)} requests of the log have no {what}: {names}{more}", is_lost=False)
+        more = " …" if len(missing) > MAX_NAMED else ""
+        yield Fault(f"{len(missing)} requests of the log have no row: {names}{more}", is_lost=False)
 
 
 def _wrong_totals(database: Database) -> Iterator[Fault]:

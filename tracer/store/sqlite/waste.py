@@ -8,7 +8,7 @@ from typing import Any
 
 from kvtrail.tracer.model.grouping import By
 from kvtrail.tracer.savings.waste import WastedTokens, WasteFilter, WasteSum
-from kvtrail.tracer.store import LARGEST
+from kvtrail.tracer.store.request_rows import LARGEST
 from kvtrail.tracer.store.sqlite.database import Database, whole_sum
 
 SCHEMA = (

@@ -25,6 +25,7 @@ from kvtrail.tracer.ledger.phases import Phase
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import Batch
+from kvtrail.tracer.store.request_rows import row_of
 from kvtrail.tracer.store.sqlite import lanes, log, requests
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
@@ -45,6 +46,7 @@ def lane(number: int, begin_s: float, lasts_s: float | None, **changed: Any) -> 
 def account(lane: Lane) -> dict[str, Any]:
     """A lane never comes without its request's account, by which its ids are found."""
     source = Account(engine=lane.engine, request=lane.request, external=lane.external, status=lane.status)
+    source.connector = lane.connector
     source.started_ns, source.last_ns, source.ended_ns = lane.started_ns, lane.last_ns, lane.ended_ns
     return {**source.as_dict(), "verdict": lane.verdict, "findings": lane.findings}
 
@@ -54,7 +56,7 @@ def put(tmp_path: Path) -> Iterator[Callable[..., SqliteReader]]:
     writer = SqliteWriter(tmp_path / "s.db")
 
     def write(*lanes: Lane) -> SqliteReader:
-        writer.write(Batch(lanes=list(lanes), accounts=[account(lane) for lane in lanes]))
+        writer.write(Batch(requests=[row_of(account(lane), lane) for lane in lanes]))
         return SqliteReader(tmp_path / "s.db")
 
     yield write
@@ -76,11 +78,10 @@ def found(
 )
 def test_exactly_what_overlaps_is_found(source: list[tuple[float, float]], begin: float, width: float) -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    for statement in (*log.SCHEMA, *requests.SCHEMA, *lanes.SCHEMA):
+    for statement in (*log.SCHEMA, *requests.SCHEMA):
         db.execute(statement)
     held = [lane(n, at, lasts) for n, (at, lasts) in enumerate(source)]
-    requests.put(db, map(account, held))
-    lanes.put(db, held)
+    requests.put(db, [row_of(account(each), each) for each in held])
     window = Window(from_ns=int(begin * S), to_ns=int((begin + width) * S))
     expected = {x.request for x in held if x.started_ns <= window.to_ns and x.last_ns >= window.from_ns}
     answer = lanes.find(db, window, live=())

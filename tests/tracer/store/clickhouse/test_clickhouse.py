@@ -24,6 +24,7 @@ from kvtrail.tracer.store.clickhouse import schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
+from kvtrail.tracer.store.request_rows import row_of
 
 S = 10**9
 
@@ -167,7 +168,13 @@ def test_rows_leave_when_they_are_older_than_retain_hours() -> None:
     address = clickhouse()
     writer = ClickHouseWriter(address, tracer="t", retain_hours=FOR_EVER_HOURS)
     now_ns = time.time_ns()
-    writer.write(Batch(accounts=[account("old-1", "old", now_ns - 100 * 3600 * S), account("new-1", "new", now_ns)]))
+    writer.write(
+        Batch(
+            requests=list(
+                map(row_of, [account("old-1", "old", now_ns - 100 * 3600 * S), account("new-1", "new", now_ns)])
+            )
+        )
+    )
     reader = ClickHouseReader(address)
     assert len(reader.requests()) == 2
     ClickHouseWriter(address, tracer="t", retain_hours=72)
@@ -189,7 +196,9 @@ def test_an_id_that_is_a_search_expression_is_taken_as_it_is() -> None:
         "back\\slash",
         "{x:String}",
     ]
-    writer.write(Batch(accounts=[account(f"{text}-1", text, at) for at, text in enumerate(odd, START_NS)]))
+    writer.write(
+        Batch(requests=list(map(row_of, [account(f"{text}-1", text, at) for at, text in enumerate(odd, START_NS)])))
+    )
     for text in odd:
         assert [each["external"] for each in reader.requests(search=text)] == [text]
         assert [each["external"] for each in reader.requests(search=text[1:5])] == [text]
@@ -205,7 +214,7 @@ def test_a_request_by_what_its_caller_saw() -> None:
     writer, reader = opened()
     rows = [account(f"cmpl-1-{n}-abc", f"cmpl-1-{n}", START_NS + 10 - n) for n in range(3)]
     others = [account("cmpl-10-0-abc", "cmpl-10-0", START_NS + 99), account("cmpl-1.5", "cmpl-1.5", START_NS + 98)]
-    writer.write(Batch(accounts=[*rows, *others]))
+    writer.write(Batch(requests=list(map(row_of, [*rows, *others]))))
     latest = reader.request("cmpl-1")
     assert latest is not None
     assert latest["request"] == "cmpl-1-0-abc", "the latest by its begin, and no other id's"
@@ -217,12 +226,11 @@ def test_what_does_not_fit_is_left_out_and_said() -> None:
     reported = [
         account("a-1", "a", START_NS),
         account("b-1", "b", START_NS, lookups=2**63),
-        account("c-1", "\ud800", START_NS),
     ]
-    assert len(writer.write(Batch(accounts=reported))) == 2
+    assert len(writer.write(Batch(requests=list(map(row_of, reported))))) == 1
     assert [each["request"] for each in reader.requests()] == ["a-1"]
     huge = account("d-1", "d", START_NS, loaded=2**70)
-    assert writer.write(Batch(accounts=[huge])) == []
+    assert writer.write(Batch(requests=[row_of(huge)])) == []
     assert reader.totals()["loaded"] == 2**62
 
 

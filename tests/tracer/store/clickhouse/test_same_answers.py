@@ -27,6 +27,7 @@ from kvtrail.tracer.store import FindingFilter, Reader, Selection, Sort
 from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.duration_bins import percentile
+from kvtrail.tracer.store.request_rows import StoredRequest
 
 S = 10**9
 
@@ -41,7 +42,7 @@ class Both:
     to_ns: int
 
     @cached_property
-    def accounts(self) -> list[dict[str, Any]]:
+    def accounts(self) -> list[StoredRequest]:
         """All requests."""
         return self.own.requests(limit=1000)
 
@@ -71,7 +72,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     return Both(tracer.local, tracer.fleet, from_ns, to_ns)
 
 
-def _foreign(account: dict[str, Any]) -> Span:
+def _foreign(account: StoredRequest) -> Span:
     """vLLM's own span of a request, in a trace of its own."""
     return Span(
         trace_id="e" * 32, span_id=f"{account['started_ns']:016x}", parent_id="", name="llm_request", scope="vllm",
@@ -164,20 +165,16 @@ def test_requests_and_their_measures_by_outcome(both: Both, outcome: Outcome) ->
     where = [conditions.Condition(conditions.ENDING, conditions.AMONG, tuple(meant))]
     rows = both.agree("requests", where=where, limit=1000, put=_keys)
     assert rows == _keys(
-        [
-            each
-            for each in both.accounts
-            if outcome_of(each["status"], each["outcome"], states[each["engine"]]) is outcome
-        ]
+        [each for each in both.accounts if outcome_of(each.status, each.outcome, states[each["engine"]]) is outcome]
     )
     assert both.agree("count", Selection(since_ns=0, before_ns=2**62, where=where)) == len(rows)
 
 
-def _keys(accounts: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _keys(accounts: list[StoredRequest]) -> list[tuple[str, str]]:
     return sorted((account["engine"], account["request"]) for account in accounts)
 
 
-def _meets(account: dict[str, Any], condition: conditions.Condition) -> bool:
+def _meets(account: StoredRequest, condition: conditions.Condition) -> bool:
     """What a condition means, of an account itself."""
     tokens, name = account["tokens"], condition.name
     computed = sum(tokens.values()) - tokens.get("held", 0) - tokens.get("loaded", 0)
@@ -311,7 +308,8 @@ def test_findings(both: Both) -> None:
         assert brief == [{name: each[name] for name in brief[0]} for each in found]
     for nothing in (FindingFilter(engines=[]), FindingFilter(rule="no-such")):
         assert both.agree("findings", nothing) == []
-    assert both.agree("findings_places")["engines"] == ["engine-0", "engine-1", "engine-2"]
+    places = [sighting.place for sighting in both.agree("sightings")]
+    assert {place.engine for place in places} == {"engine-0", "engine-1", "engine-2"}
 
 
 @pytest.mark.parametrize("back_s", [300, 7 * 3600])

@@ -1,0 +1,108 @@
+"""What any database stores of a request: the columns that it is found, measured and drawn by, and its account as JSON, as
+the API answers it: written once."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from kvtrail.tracer.ledger.lanes import Lane
+from kvtrail.tracer.liveness.outcome import ending_of
+from kvtrail.tracer.model.causes import REUSED
+from kvtrail.tracer.model.conditions import COUNTS, ENDING, TIMES, UNKNOWN
+
+LARGEST = 2**62
+"""The largest sum: two of them still fit into a database's 64 bits."""
+COLUMNS = (
+    "request", "engine", "external", "trace_id", "connector", "status", "outcome", "verdict", "findings", "complete",
+    "started_ns", "last_ns", "ended_ns", "lookups", "longest_match", "loaded", "stored", "epoch", "waited_ns", "recomputed",
+    "loads",
+)  # fmt: skip
+"""The members of an account that requests are found and sorted by."""
+_SUMS = ("loaded", "stored", "waited_ns", "recomputed")
+"""What outgrows 64 bits only if a recorder says so, and is cut."""
+LOTS = 15
+FINDINGS_TIER = LOTS
+"""The lowest tier of requests with findings, or that failed; the tiers of all others are below it."""
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class RequestRow(Struct, frozen=True):
+    """A request as it is to be stored.
+
+    Attributes:
+        columns: the values of `COLUMNS`, by name.
+        measures: what it is measured by, as `measures_row` gives it; None where it was not measured.
+        lane: its lane in the live view; None where it has none yet.
+        body: what the API answers, as `StoredRequest` has it.
+    """
+
+    columns: dict[str, Any]
+    measures: dict[str, Any] | None
+    lane: Lane | None
+    body: bytes
+
+
+class StoredRequest(Struct, frozen=True):
+    """A request as a store has it: its engine, what its account says of its end, and the JSON object that the API answers of
+    it. `stored[name]` is a member of that: the account, with the `reason` of its end for its `outcome`, which depends on the
+    engine, too."""
+
+    engine: str
+    status: str
+    outcome: str | None
+    body: bytes
+
+    def account(self) -> dict[str, Any]:
+        """The account as data."""
+        account: dict[str, Any] = _decode(self.body)
+        return account
+
+    def __getitem__(self, name: str) -> Any:
+        return self.account()[name]
+
+
+def row_of(account: Mapping[str, Any], lane: Lane | None = None) -> RequestRow:
+    """The row of an account as `Account.as_dict` gives it, with `verdict`, `findings`, `unknown` (the reason, where the
+    verdict is unknown) and, where it was measured, what `measures_of` gives. Raises OverflowError or UnicodeError where it
+    holds a number or a text that JSON cannot hold."""
+    columns = {name: account[name] for name in COLUMNS}
+    columns |= {name: min(columns[name], LARGEST) for name in _SUMS}
+    return RequestRow(columns, measures_row(account) if "times" in account else None, lane, body_of(account))
+
+
+def body_of(account: Mapping[str, Any]) -> bytes:
+    """The JSON of an account, as `StoredRequest` has it."""
+    answered = dict(account)
+    answered["reason"] = answered.pop("outcome")
+    return _encode(answered)
+
+
+def measures_row(account: Mapping[str, Any]) -> dict[str, Any]:
+    """What an account is measured by, by column: nanoseconds, tokens, and the names that requests are grouped by."""
+    times, tokens = account["times"], {cause: min(count, LARGEST) for cause, count in account["tokens"].items()}
+    asked = min(sum(tokens.values()), LARGEST)
+    held, loaded = (tokens.get(cause, 0) for cause in REUSED)
+    counts = (account["prompt"], asked - held - loaded if tokens else None, account["recomputed"], account["epoch"])
+    return {
+        "request": account["request"], "engine": account["engine"], "started_ns": account["started_ns"],
+        "last_ns": account["last_ns"], "tenant": account["identity"] or UNKNOWN,
+        "connector": account["connector"] or UNKNOWN, "prefix": account["prefix"] or UNKNOWN,
+        **{f"{name}_ns": times.get(name) for name in TIMES},
+        **{name: count if count is None else min(count, LARGEST) for name, count in zip(COUNTS, counts, strict=True)},
+        **dict(zip(map(str, REUSED), (held, loaded), strict=True)), "asked": asked, "tokens": tokens,
+        ENDING: str(ending_of(account["status"], account["outcome"])),
+    }  # fmt: skip
+
+
+def tier_of(lane: Lane) -> int:
+    """The tier of a request, drawn by lot from its id: half of all requests are in tier 0, a quarter in tier 1, and so on.
+    Those with findings, or that failed, have tiers of their own above these."""
+    lot = zlib.crc32(f"{lane.engine} {lane.request}".encode()) | 1 << (LOTS - 1)
+    tier = (lot & -lot).bit_length() - 1
+    return tier + FINDINGS_TIER if lane.findings or lane.status == "failed" else tier
