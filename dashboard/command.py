@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from kvtrail.dashboard.content import palette
+from kvtrail.dashboard import palette
 from kvtrail.tracer.commands.refusal import Refused
 from kvtrail.tracer.serve.bind_address import is_local
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.causes import tenant_name
-from kvtrail.dashboard.content.link import Link
+from kvtrail.dashboard.content.text import Link
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.cause_words import cache, name
 from kvtrail.tracer.model.conditions import UNKNOWN
@@ -35,14 +35,6 @@ BY = {"prompt": "length of prompt", "prefix": "beginning of prompt", "cause": "w
 """Dimensions that have another name for people."""
 FILTERS = {"engine": "on", "model": "model", "outcome": "status"}
 """The dimensions that the page of requests has a filter of its own for, and its name in the address."""
-SORTS = {"waited_s": "waiting", "wait_s": "waiting", "duration_s": "duration", "loaded": "loads"}
-"""What the requests of a group are sorted by, where a sort order of the page is about the measure."""
-ICONS = {
-    "death": "error", "contact lost": "error", "deploy": "rocket_launch", "restart": "restart_alt", "reset": "delete_sweep",
-    "end": "stop_circle", "evictions": "delete", "new tenant": "person_add", "traffic": "trending_up",
-    "new prefix": "short_text",
-}  # fmt: skip
-"""Of likely causes, by their kind."""
 FIRST = "computed"
 """The measure that the others explain."""
 EXPLAINS = 0.3
@@ -115,10 +107,8 @@ def rows(change: Row, engine_names: Mapping[str, str]) -> list[Row]:
 
 
 def links(change: Row, after: TimeRange) -> list[Link]:
-    """The requests of each group, in the second range, those first that the measure is about."""
-    sort = SORTS.get(change["measure"])
-    sorting = {"sort": sort} if sort else {}
-    return [("requests", {**after.address, **sorting, **filters(each)}) for each in change["groups"]]
+    """The requests of each group, in the second range."""
+    return [("requests", {**after.address, **filters(each)}) for each in change["groups"]]
 
 
 def filters(group: Row) -> dict[str, str]:
@@ -185,11 +175,6 @@ def unit(change: Row) -> str:
     if change["measure"] in OF_A_REQUEST:
         return "Seconds that the group adds to the mean of all requests: its own mean, by its share of the requests."
     return f"{title(change)}, a minute."
-
-
-def cause_icon(kind: str) -> str:
-    """The icon of a likely cause, one of Google's Material icons."""
-    return ICONS.get(kind, "arrow_right")
 
 
 def of_cause(cause: Row, after: TimeRange, around: TimeRange) -> Link:

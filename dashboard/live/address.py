@@ -1,4 +1,4 @@
-"""The address of the lanes: `from` and `to` as on all pages, `paused`, `select` and `fold`.
+"""The address of the lanes: `from` and `to` as on all pages, and `fold`.
 
 People also write addresses: what cannot be parsed is ignored, never an error.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from kvtrail.dashboard.content import time_range
 from kvtrail.dashboard.live.view import DEFAULT_SPAN_MS, MAX_FOLDED, View, between, moment, ms_of, span
 
-NAMES = ("from", "to", "paused", "select", "fold")
+NAMES = ("from", "to", "fold")
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
 
 
@@ -25,18 +25,11 @@ def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: fl
 
     follows = query.get("to", "now") == "now"
     range_ms = between(at(query.get("from", "")), at(query.get("to", "now")))
-    paused_ms = at(query.get("paused", ""))
-    if range_ms is None:
-        paused_ms = None
-    begin, _, end = query.get("select", "").partition("~")
     return View(
         fit=range_ms is None,
         span_ms=DEFAULT_SPAN_MS if range_ms is None else span(range_ms[1] - range_ms[0]),
-        to_ms=None if range_ms is None or (follows and paused_ms is None) else range_ms[1],
-        paused=paused_ms is not None,
-        paused_ms=paused_ms,
+        to_ms=None if range_ms is None or follows else range_ms[1],
         folded=tuple(folded)[:MAX_FOLDED],
-        select=between(at(begin), at(end)),
     )
 
 
@@ -47,10 +40,6 @@ def as_query(view: View) -> dict[str, str | list[str]]:
         query |= {"from": f"now-{_length(view.span_ms)}", "to": "now"}
     elif not view.fit and view.to_ms is not None:
         query |= {"from": _written(view.to_ms - view.span_ms), "to": _written(view.to_ms)}
-    if view.paused and (at := view.paused_ms or view.to_ms) is not None:
-        query["paused"] = _written(at)
-    if view.select is not None:
-        query["select"] = "~".join(map(_written, view.select))
     query["fold"] = list(view.folded)
     return {name: value for name, value in query.items() if value}
 

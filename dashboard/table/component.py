@@ -8,7 +8,8 @@ from pathlib import Path
 import streamlit as st
 from streamlit.components.v2.types import ComponentRenderer
 
-FOLDER = Path(__file__).parent
+from kvtrail.dashboard.scripts import FOLDER, joined
+
 NAME = "kvtrail_table"
 OPEN = "open"
 """The trigger of a click, with the row's address."""
@@ -17,4 +18,6 @@ OPEN = "open"
 @cache
 def component() -> ComponentRenderer:
     """The component, registered once; the page has its styles."""
-    return st.components.v2.component(NAME, js=(FOLDER / "table.js").read_text(), isolate_styles=False)
+    return st.components.v2.component(
+        NAME, js=joined([FOLDER / "ids.js", Path(__file__).with_name("table.js")]), isolate_styles=False
+    )

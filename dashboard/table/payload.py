@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.link import Link, address
+from kvtrail.dashboard.content.text import Link, address
 from kvtrail.dashboard.table.columns import Column, is_missing, text
 
 

@@ -9,17 +9,15 @@ from typing import Any
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import request_charts
-from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.legend import legend
-from kvtrail.dashboard.content.replay import changes, clamped, facts, neighbours, title
-from kvtrail.dashboard.content.request import ACCOUNT, findings_by_step, missing_events
+from kvtrail.dashboard.content.request import charts as request_charts
+from kvtrail.dashboard.content.request.account import findings_by_step, missing_events
+from kvtrail.dashboard.content.request.replay import ACCOUNT, changes, clamped, facts, neighbours, title
 from kvtrail.dashboard.content.text import plain
+from kvtrail.dashboard.glossary import TERMS
 from kvtrail.dashboard.scripts import invisible
-from kvtrail.dashboard.views.charts import draw_chart
-from kvtrail.dashboard.views.context import is_dark
-from kvtrail.dashboard.views.finding_cards import request_finding_cards
-from kvtrail.dashboard.views.request_parts import block_table
+from kvtrail.dashboard.views.charts import draw_chart, is_dark
+from kvtrail.dashboard.views.request_parts import block_table, finding_cards
 from kvtrail.tracer.model.words import described, some
 
 STEP = "replay_step"
@@ -137,16 +135,15 @@ def account(timeline: Row, step: int) -> None:
 
 def proofs(timeline: Row, step: int, findings: dict[int, list[Row]]) -> None:
     """The findings that the step proves."""
-    request_finding_cards(findings.get(step, []), timeline)
+    finding_cards(findings.get(step, []), timeline)
     if earlier := sum(len(each) for number, each in findings.items() if number < step):
         st.caption(f"{some(earlier, 'finding')} before this step.")
 
 
 def charts(timeline: Row, step: int) -> None:
     """All steps, with a line at this one, and the account on the same axis."""
-    style = request_charts.Style(frame=request_charts.frame(timeline), dark=is_dark(), by_step=True, at=step)
-    draw_chart(request_charts.timeline_chart(timeline, style), key="replay_timeline")
-    marks = request_charts.mark_legend([timeline], dark=style.dark)
-    st.html(legend([*marks, *request_charts.measure_legend(dark=style.dark)]))
-    draw_chart(request_charts.account_chart(timeline, style, height=180), key="replay_account")
+    dark = is_dark()
+    draw_chart(request_charts.by_step(timeline, at=step, dark=dark), key="replay_timeline")
+    st.html(legend([*request_charts.mark_legend(timeline, dark=dark), *request_charts.measure_legend(dark=dark)]))
+    draw_chart(request_charts.account_by_step(timeline, at=step, dark=dark), key="replay_account")
     st.caption("The line marks the step. Counts are tokens.")

@@ -10,16 +10,18 @@ from typing import Any
 
 import altair as alt
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import palette, phases, tokens
+from kvtrail.dashboard.content.charts import data
 from kvtrail.dashboard.content.legend import Entry
-from kvtrail.dashboard.content.palette import BLUE, GREEN, GREY, RED, STAGE
-from kvtrail.dashboard.content.request_charts import Chart
+from kvtrail.dashboard.content.request import account, phases
+from kvtrail.dashboard.content.request.charts import Chart
+from kvtrail.dashboard.palette import BLUE, GREEN, GREY, RED, STAGE
 from kvtrail.tracer.events.events import Side
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.model.cause_words import headline, runs, sentence
 from kvtrail.tracer.model.causes import PEER, REUSED, Cause
-from kvtrail.tracer.model.words import NOTHING, count, duration, percent, some
+from kvtrail.tracer.model.words import NOTHING, duration, percent, some
 
 PREFILLS, DECODES, KEEPS = "prefill", "decode", "kept"
 """The rows of the chart."""
@@ -223,7 +225,7 @@ def computed_rows(pair: Pair) -> list[Row]:
     """What each engine had, loaded and computed of the prompt at its first admission, and why it computed that."""
     rows = []
     for role, engine, timeline in zip((PREFILLS, DECODES), pair.names, (pair.given, pair.taken), strict=True):
-        first = next(iter(tokens.admissions(timeline)), None)
+        first = next(iter(account.admissions(timeline)), None)
         causes = next(iter(timeline["request"].get("causes") or ()), None)
         rows.append(
             {
@@ -236,21 +238,6 @@ def computed_rows(pair: Pair) -> list[Row]:
             }
         )
     return rows
-
-
-def twice_text(pair: Pair) -> str:
-    """How many tokens both engines computed, in a sentence; empty if it is not known."""
-    given, taken = (next(iter(tokens.admissions(each)), None) for each in (pair.given, pair.taken))
-    if given is None or taken is None:
-        return ""
-    # Both compute what is behind what they have; so what both compute is behind the larger of the two.
-    asked = min(given.asked, taken.asked)
-    both = max(0, asked - max(given.cached + given.loaded, taken.cached + taken.loaded))
-    if not both:
-        return "No token was computed by both engines."
-    if both == 1 and taken.computed == 1:
-        return "Both computed 1 token, the last: there are no logits without it."
-    return f"Both computed {some(both, 'token')} of the prompt; the hand-off has not spared {count(both - 1)} of them."
 
 
 def again_text(pair: Pair) -> str:
@@ -339,8 +326,8 @@ def _bar(row: str, part: phases.Stretch, colour: str, shift: float) -> Row:
 
 
 def _layers(
-    bars: Sequence[Mapping[str, Any]],
-    marks: Sequence[Mapping[str, Any]],
+    bars: Sequence[Row],
+    marks: Sequence[Row],
     rows: Sequence[str],
     *,
     extent: tuple[float, float],
@@ -359,9 +346,9 @@ def _layers(
     y = alt.Y("row:N", sort=list(rows), scale=alt.Scale(domain=list(rows)), title=None, axis=axis)
     color = alt.Color("colour:N", scale=None)
     tooltip = [alt.Tooltip("what:N"), alt.Tooltip("lasted:N")]
-    drawn = alt.Chart(alt.InlineData(values=list(bars), name="pair")).mark_bar(height=16, clip=True)
+    drawn = alt.Chart(data(bars, "pair")).mark_bar(height=16, clip=True)
     layers = [drawn.encode(x=x, x2="to:Q", y=y, color=color, tooltip=tooltip)]
-    ticks = alt.Chart(alt.InlineData(values=list(marks), name="pair marks")).mark_tick(thickness=3, size=24, opacity=1)
+    ticks = alt.Chart(data(marks, "pair marks")).mark_tick(thickness=3, size=24, opacity=1)
     layers.append(ticks.encode(x=alt.X("at:Q", scale=scale), y=y, color=color, tooltip=[alt.Tooltip("what:N")]))
     return alt.layer(*layers).properties(height=_ROW_HEIGHT * len(rows) + _AXIS_HEIGHT)
 
