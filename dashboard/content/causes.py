@@ -1,5 +1,5 @@
-"""Why the tokens of a range were computed: sums by cause, as `causes` of `/api/efficiency` has them (tokens by `cause:tier`, and
-those of unknown cause by what was not recorded)."""
+"""Why the tokens of a range were computed: sums by cause, as `/api/efficiency` has them: tokens by `cause:tier`, and
+those of unknown cause by what was not recorded."""
 
 from __future__ import annotations
 

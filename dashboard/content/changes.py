@@ -70,7 +70,7 @@ def sentence(change: Row, engine_names: Mapping[str, str]) -> str:
     before, after = change["whole"]["before"], change["whole"]["after"]
     rate = "" if change["measure"] in OF_A_REQUEST else " a minute"
     from_, to = (_amount(each, change["measure"]) for each in (before, after))
-    parts = [f"**{title(change)}** went from {from_} to {to}{rate}{_ratio(change)}."]
+    parts = [f"**{title(change)}** went from {from_} to {to}{rate}."]
     if (traffic := change["of_traffic"]) is not None and after != before:
         share = traffic / (after - before)
         if share < EXPLAINS:
@@ -170,13 +170,6 @@ def rests_on(report: Row, *, now_ns: int) -> str:
     )
 
 
-def unit(change: Row) -> str:
-    """What its amounts are, for people."""
-    if change["measure"] in OF_A_REQUEST:
-        return "Seconds that the group adds to the mean of all requests: its own mean, by its share of the requests."
-    return f"{title(change)}, a minute."
-
-
 def of_cause(cause: Row, after: TimeRange, around: TimeRange) -> Link:
     """Where a likely cause leads: to the requests of its engine, or else to why tokens were computed."""
     if cause["engine"] and cause["kind"] in ("death", "contact lost", "end"):
@@ -203,15 +196,6 @@ def _leaders(groups: Iterable[Row]) -> list[Row]:
 def _times(whole: Row) -> float:
     """By which share of the larger one the two differ."""
     return float(abs(whole["after"] - whole["before"]) / (max(whole["before"], whole["after"]) or 1))
-
-
-def _ratio(change: Row) -> str:
-    before, after = change["whole"]["before"], change["whole"]["after"]
-    if not before or not after or 0.5 < after / before < 2:
-        return ""
-    if after < before:
-        return f" ({text.percent(after / before)} of that)"
-    return f" ({significant(after / before)} times as {'long' if change['measure'].endswith('_s') else 'many'})"
 
 
 def _amount(number: float, measure: str) -> str:

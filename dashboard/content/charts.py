@@ -6,7 +6,7 @@ The same data gives the same chart: every dataset is named here, since Altair nu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import altair as alt
@@ -92,7 +92,7 @@ def what_memory_buys(
 ) -> alt.LayerChart | alt.FacetChart:
     """The share that stores of other sizes would have given, today's size, and the share it has `given`."""
     held = memory.today(curve, limit)
-    (unit, chunk), rows = memory.unit(curve), memory.rows(curve, held=held)
+    (unit, chunk), rows = memory.unit(curve), memory.rows(curve)
     stores = alt.Axis(tickCount=6, grid=False, format="~g", labelOverlap=True)
     shares = alt.Axis(format=".0%", tickCount=4, minExtent=36)
     x = alt.X("store:Q", title=f"store ({unit})", scale=alt.Scale(type="log", nice=False), axis=stores)
@@ -151,18 +151,12 @@ def _date(at_ms: int) -> alt.DateTime:
     )  # fmt: skip
 
 
-def words(*, dark: bool) -> dict[str, dict[str, str]]:
-    """The part of a chart's config by which its words can be read: Streamlit's own have a contrast of 3.72."""
-    colour = GREY.on(dark=dark)
-    return {part: {"labelColor": colour, "titleColor": colour} for part in ("axis", "legend", "header")}
-
-
 def readable(spec: dict[str, Any], *, dark: bool) -> dict[str, Any]:
-    """A chart's spec with words that can be read, unless it has colours of its own for them."""
-    config = spec.get("config", {})
+    """A chart's spec with words that can be read: Streamlit's own have a contrast of 3.72."""
+    colour = GREY.on(dark=dark)
     return {
         **spec,
-        "config": {**config, **{part: {**own, **config.get(part, {})} for part, own in words(dark=dark).items()}},
+        "config": {part: {"labelColor": colour, "titleColor": colour} for part in ("axis", "legend", "header")},
     }
 
 
@@ -238,44 +232,30 @@ def data(rows: Sequence[Row], name: str) -> Any:
 
 
 def with_markers(spec: Mapping[str, Any], markers: Sequence[Row], *, dark: bool) -> dict[str, Any]:
-    """A Vega-Lite spec with an axis of time, such as `chart.to_dict()`, with the markers over it.
-
-    The spec stays as it is where no marker lies within its axis; otherwise its own parts become the first of several layers,
-    so selections along the axis work as before.
-    """
-    is_layered = "layer" in spec
-    base = [*spec["layer"]] if is_layered else [{name: spec[name] for name in _OF_BASE if name in spec}]
-    axis = next(
-        (found for each in base if (found := each.get("encoding", {}).get("x"))), spec.get("encoding", {}).get("x")
-    )
-    if axis is None or axis.get("type") != "temporal":
-        raise ValueError("markers need a chart with an axis of time")
-    rows = marker_rows(markers, axis.get("scale", {}).get("domain"), dark=dark)
-    if not rows:
+    """The spec of a chart over time with the markers of its range over it, as further layers. Selections along the axis work
+    as before."""
+    if not markers:
         return dict(spec)
+    base = {name: spec[name] for name in _OF_BASE if name in spec}
     # The base has the domain: Vega warns of the same one twice.
-    scale = {"type": axis.get("scale", {}).get("type", "time")}
-    x = {"field": "at", "type": "temporal", "title": None, "scale": scale}
+    x = {"field": "at", "type": "temporal", "title": None, "scale": {"type": "utc"}}
     colour, shape = ({"field": field, "type": "nominal", "scale": None} for field in ("colour", "shape"))
-    fields = {"time": "time", "what": "what", "text": "text"}
-    said = [{"field": field, "type": "nominal", "title": title} for field, title in fields.items()]
+    said = [{"field": field, "type": "nominal"} for field in ("time", "what", "text")]
     shared = {"x": x, "color": colour, "tooltip": said}
-    points_of = {"values": rows, "name": "markers"}
+    rows = {"values": marker_rows(markers, dark=dark), "name": "markers"}
     lines = {"type": "rule", "strokeWidth": 1.5, "strokeDash": [4, 3], "clip": True}
     # A line is hard to hit with the pointer; its mark at the top is not.
     points = {"type": "point", "filled": True, "size": 90, "opacity": 1, "clip": False}
     layers = [
-        *base,
-        {"data": points_of, "mark": lines, "encoding": shared},
-        {"data": points_of, "mark": points, "encoding": {**shared, "shape": shape, "y": {"value": 7}}},
+        base,
+        {"data": rows, "mark": lines, "encoding": shared},
+        {"data": rows, "mark": points, "encoding": {**shared, "shape": shape, "y": {"value": 7}}},
     ]
-    whole = spec if is_layered else {name: value for name, value in spec.items() if name not in _OF_BASE}
-    return {**whole, "layer": layers}
+    return {**{name: value for name, value in spec.items() if name not in _OF_BASE}, "layer": layers}
 
 
-def marker_rows(markers: Iterable[Row], domain: Sequence[Any] | None, *, dark: bool) -> list[Row]:
-    """The markers within a domain of Vega-Lite (its date-times in UTC, or Unix milliseconds), as data of a chart."""
-    low, high = (float("-inf"), float("inf")) if domain is None else (_unix_ms(domain[0]), _unix_ms(domain[-1]))
+def marker_rows(markers: Iterable[Row], *, dark: bool) -> list[Row]:
+    """The markers as data of a chart."""
     return [
         {
             "at": each["at_ns"] // 10**6,
@@ -286,16 +266,7 @@ def marker_rows(markers: Iterable[Row], domain: Sequence[Any] | None, *, dark: b
             "shape": SHAPES.get(each["kind"], "triangle-down"),
         }
         for each in markers
-        if low <= each["at_ns"] / 10**6 <= high
     ]
-
-
-def _unix_ms(bound: float | Mapping[str, int]) -> float:
-    if not isinstance(bound, Mapping):
-        return bound
-    day = datetime(bound["year"], bound["month"], bound["date"], tzinfo=UTC)
-    time = {unit: bound[unit] for unit in ("hours", "minutes", "seconds", "milliseconds")}
-    return (day + timedelta(**time)).timestamp() * 1000
 
 
 def marker_kind(marker: Row) -> str:

@@ -12,11 +12,6 @@ from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.model.words import NOTHING, count, duration, ended, some
 
-MUCH_KEPT = 0.25
-"""The share of a pool that is much to keep for nobody; that of the alert KvtrailUnfetchedHandoffs."""
-A_WHILE_NS = 5 * 10**9
-"""What is kept for nobody for less may only be on its way."""
-
 
 def has_lost(recorder: Row) -> bool:
     """Whether something that the recorder was to record is not known here."""
@@ -182,25 +177,6 @@ def kept_rows(kept: Iterable[Row]) -> list[Row]:
         }
         for each in kept
     ]
-
-
-def unfetched(pairs: Iterable[Row], kept: Iterable[Row]) -> str:
-    """A sentence if an engine has kept much for nobody for a while, else an empty text. Where no engine that takes is heard,
-    nothing is known of who takes what."""
-    if not any(pair["taker"] for pair in pairs):
-        return ""
-    shares: Counter[str] = Counter()
-    for each in kept:
-        is_for_nobody = each["state"] in ("unclaimed", "abandoned") and each["oldest_ns"] >= A_WHILE_NS
-        if is_for_nobody and each["pool_blocks"]:
-            shares[each["engine_name"]] += each["blocks"] / each["pool_blocks"]
-    full = [f"{name} ({text.percent(share)} of its pool)" for name, share in shares.most_common() if share > MUCH_KEPT]
-    if not full:
-        return ""
-    return (
-        f"Blocks are kept for requests that nobody fetches, by {', '.join(full)}. They are given back when their leases run"
-        " out; until then, new prefills wait for them."
-    )
 
 
 def tracer_status(tracer: Row, *, url: str, now_ns: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.palette import SEVERITY
-from kvtrail.tracer.model.words import count, described, ending, kind, value, without_epochs
+from kvtrail.tracer.model.words import count, described, kind, without_epochs
 
 _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
 _LET = re.compile(r"^Let (\w+) = ")
@@ -162,10 +162,3 @@ def evidence(finding: Row, steps: Mapping[str, int]) -> list[Row]:
         }
         for witness in finding["witness"]
     ]
-
-
-def numbers(finding: Row) -> list[Row]:
-    """The numbers in the sentences, by the rule's names for them, and how often the same was seen again."""
-    again = [{"Number": "seen again", "Value": ending(finding["count"] - 1)}] if finding["count"] > 1 else []
-    named = finding["numbers"].items()
-    return [*({"Number": name.replace("_", " "), "Value": value(number)} for name, number in named), *again]

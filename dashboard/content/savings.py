@@ -7,7 +7,7 @@ tracer/savings/sums.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
@@ -128,39 +128,18 @@ def without_savings(savings: Row) -> str:
 
 
 def memory_held(savings: Row, engines: Iterable[Row]) -> str:
-    """The host memory that the connectors in the sums hold (by their probes) and may hold (by their settings). An engine
-    that reports no more has neither: that says nothing of its probe."""
+    """The host memory that the connectors in the sums hold, by their probes, of what their settings allow."""
     summed = {place["engine"] for place in savings["by_place"]}
     reporting = [engine for engine in engines if engine["engine"] in summed and engine["recorders"]]
-    gone = len(summed) - len(reporting)
-    sentences = [_held(reporting)] if reporting or not gone else []
-    if gone:
-        ended = some(gone, "other engine" if reporting else "engine")
-        sentences.append(
-            f"How much host memory was held in {ended} that ended or stopped reporting is not known any more."
-        )
-    return " ".join(sentences)
-
-
-def _held(engines: Sequence[Row]) -> str:
-    """The host memory that is held in engines that report."""
-    held = [(_most(engine, "held_bytes"), _most(engine, "memory_limit")) for engine in engines]
-    each = " on each worker" if any(len(engine["recorders"]) > 1 for engine in engines) else ""
+    held = [(_most(engine, "held_bytes"), _most(engine, "memory_limit")) for engine in reporting]
     known = [(bytes_, limit) for bytes_, limit in held if bytes_ is not None]
-    limits = [limit for _, limit in held if limit is not None]
-    if not known and not limits:
-        return "How much host memory it holds, and may hold, is not known: no probe reads it, and no setting limits it."
     if not known:
-        where = f"of host memory{each} in {some(len(limits), 'engine')}"
-        return f"It may hold {size(sum(limits))} {where}; no probe reads how much it does hold."
-    bounds = [limit for _, limit in known if limit is not None]
-    is_bounded = len(bounds) == len(known)
-    amount = _of(sum(bytes_ for bytes_, _ in known), sum(bounds)) if is_bounded else size(sum(b for b, _ in known))
-    sentence = f"It holds {amount} of host memory{each} in {some(len(known), 'engine')}"
-    if not is_bounded:
-        sentence += "; its settings name no limit"
-    unseen = len(held) - len(known)
-    return f"{sentence}." + (f" No probe reads what it holds in {some(unseen, 'other engine')}." if unseen else "")
+        return "How much host memory it holds is not known: no probe of an engine that reports reads it."
+    limits = [limit for _, limit in known if limit is not None]
+    of = f" of {size(sum(limits))}" if len(limits) == len(known) else ""
+    each = " on each worker" if any(len(engine["recorders"]) > 1 for engine in reporting) else ""
+    amount = size(sum(bytes_ for bytes_, _ in known))
+    return f"It holds {amount}{of} of host memory{each} in {count(len(known))} of {some(len(summed), 'engine')}."
 
 
 def cards(sums: Row) -> list[list[str]]:
@@ -280,13 +259,6 @@ def _source_rows(sums: Row, names: list[str]) -> list[Row]:
 def _most(engine: Row, name: str) -> int | None:
     """The largest value among an engine's recorders: each reports one worker."""
     return max((each[name] for each in engine["recorders"] if each[name] is not None), default=None)
-
-
-def _of(part: int, whole: int) -> str:
-    """A part of some bytes: 12.3 of 64 GiB."""
-    part_text, whole_text = size(part), size(whole)
-    unit = whole_text.rpartition(" ")[2]
-    return f"{part_text.removesuffix(f' {unit}')} of {whole_text}"
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -6,14 +6,12 @@ People also write addresses: what cannot be parsed is ignored, never an error.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from kvtrail.dashboard.content import time_range
 from kvtrail.dashboard.live.view import DEFAULT_SPAN_MS, MAX_FOLDED, View, between, moment, ms_of, span
 
 NAMES = ("from", "to", "fold")
-_UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
 
 
 def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: float) -> View:
@@ -37,11 +35,11 @@ def as_query(view: View) -> dict[str, str | list[str]]:
     """The address of a view; defaults are left out."""
     query: dict[str, str | list[str]] = {}
     if not view.fit and view.to_ms is None:
-        query |= {"from": f"now-{_length(view.span_ms)}", "to": "now"}
+        query = {"from": f"now-{max(1, round(view.span_ms / 1000))}s", "to": "now"}
     elif not view.fit and view.to_ms is not None:
-        query |= {"from": _written(view.to_ms - view.span_ms), "to": _written(view.to_ms)}
-    query["fold"] = list(view.folded)
-    return {name: value for name, value in query.items() if value}
+        since_ns, until_ns = (round(at_ms * 1000) * 1000 for at_ms in (view.to_ms - view.span_ms, view.to_ms))
+        query = dict(time_range.TimeRange(since_ns, until_ns).address)
+    return query | ({"fold": list(view.folded)} if view.folded else {})
 
 
 def typed_range(text: str, view: View, *, now_ms: float) -> dict[str, Any] | None:
@@ -55,15 +53,3 @@ def typed_range(text: str, view: View, *, now_ms: float) -> dict[str, Any] | Non
     follows = found.relative is not None and found.relative.endswith(" to now")
     length_ms = (found.until_ns - found.since_ns) / 1e6
     return {"span_ms": span(length_ms), "to_ms": None if follows else ms_of(found.until_ns)}
-
-
-def _length(ms: float) -> str:
-    """A length in the largest unit that divides it; at least a second."""
-    whole = max(1000, round(ms / 1000) * 1000)
-    unit = next(unit for unit, each in _UNITS_MS.items() if whole % each == 0)
-    return f"{whole // _UNITS_MS[unit]}{unit}"
-
-
-def _written(at_ms: float) -> str:
-    whole, micros = divmod(round(at_ms * 1000), 1_000_000)
-    return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{micros:06}".rstrip("0").rstrip(".") + "Z"

@@ -127,17 +127,6 @@ def when_chosen(key: str, write: Callable[[], None]) -> Callable[[], None]:
     return changed
 
 
-def when_pressed(write: Callable[[], None]) -> Callable[[], None]:
-    """The `on_click` of a button: calls `write` while its page is shown."""
-    page = _page_shown()
-
-    def pressed() -> None:
-        if page == _page_shown():
-            write()
-
-    return pressed
-
-
 def _widgets() -> _Widgets:
     """The widgets of the current page. Values of another page are dropped: if that page was left before it was drawn, the
     browser never received them and would not show them."""

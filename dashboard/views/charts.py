@@ -1,9 +1,9 @@
-"""Charts on a page that refreshes, and those on which a range of time can be drawn."""
+"""Charts on a page that refreshes, and those on which an area can be drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import altair as alt
 import streamlit as st
@@ -25,38 +25,48 @@ def is_dark() -> bool:
 
 def draw_chart(chart: alt.TopLevelMixin, *, key: str) -> None:
     """Draw a chart in the current container; `key` keeps its place on the page."""
-    st.altair_chart(cast("Any", _Unchecked(chart)), key=key)
+    spec = charts.readable(charts.spec(chart), dark=is_dark())
+    _draw(None, spec, key=key)
 
 
-def chart_over_time(chart: charts.Chart, marked: Sequence[Row], *, key: str) -> None:
-    """A chart over time, with markers. A range drawn along it becomes the page's.
+def chart_to_draw_on(
+    chart: charts.Chart,
+    *,
+    key: str,
+    selection: str,
+    draw: Callable[[Mapping[str, Any]], None],
+    markers: Sequence[Row] = (),
+) -> None:
+    """A chart with markers; `draw` is called with what is drawn on it, the `selection` of that name.
 
     The rows are sent beside the spec, so that a refresh with other rows does not redraw the chart under the pointer.
     """
-    if (drawn := st.session_state.pop(f"{key}_drawn", None)) is not None:
-        picker.show(drawn)
-        st.rerun()
-    shown = picker.current()
-    # A drawn range ends once it is shown: the next range has another chart.
-    chart_key = f"{key} {shown.field()}"
+    # What was drawn ends once it is shown: the next range has another chart.
+    chart_key = f"{key} {picker.current().field()}"
+    spec, rows = charts.spec_and_rows(chart)
+    spec = charts.readable(charts.with_markers(spec, markers, dark=is_dark()), dark=is_dark())
 
-    def draw() -> None:
-        ends = st.session_state[chart_key]["selection"].get(charts.BRUSH, {}).get(charts.MOMENT)
+    def drawn() -> None:
+        draw(st.session_state[chart_key]["selection"].get(selection, {}))
+
+    _draw(rows, spec, key=chart_key, on_select=drawn, selection_mode=selection)
+
+
+def chart_over_time(chart: charts.Chart, markers: Sequence[Row], *, key: str) -> None:
+    """A chart over time, with markers. A range drawn along it becomes the page's."""
+    if (range_drawn := st.session_state.pop(f"{key}_drawn", None)) is not None:
+        picker.show(range_drawn)
+        st.rerun()
+
+    def draw(selection: Mapping[str, Any]) -> None:
+        ends = selection.get(charts.MOMENT)
         if ends and (narrowed := picker.current().narrowed(*ends)) is not None:
             st.session_state[f"{key}_drawn"] = narrowed
 
-    spec, rows = charts.spec_and_rows(chart)
-    spec = charts.readable(charts.with_markers(spec, marked, dark=is_dark()), dark=is_dark())
-    with st.container(key=f"over_time_{key}"):
-        st.vega_lite_chart(rows, spec, key=chart_key, on_select=draw, selection_mode=charts.BRUSH)
+    chart_to_draw_on(chart, key=key, selection=charts.BRUSH, draw=draw, markers=markers)
 
 
-class _Unchecked:
-    """A chart as Streamlit needs it."""
-
-    def __init__(self, chart: alt.TopLevelMixin) -> None:
-        self._chart = chart
-
-    def to_dict(self) -> dict[str, Any]:
-        """The chart in Vega-Lite's words."""
-        return charts.readable(charts.spec(self._chart), dark=is_dark())
+def _draw(rows: Any, spec: dict[str, Any], *, key: str, **options: Any) -> None:
+    """A chart in room that it has before it is drawn: what is below it would jump."""
+    with st.container(height=spec["height"], border=False, key=f"chart_{key}"):
+        st.vega_lite_chart(rows, spec, key=key, **options)

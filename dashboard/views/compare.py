@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.request import compare, phases
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.table.columns import Column
@@ -28,49 +28,46 @@ FIELD = "compare_with"
 
 def show(request_id: str, engine: str, query: Mapping[str, str]) -> None:
     """The other request that the address names, or those to choose from."""
-    other, searched = query.get("with", ""), query.get("search", "")
+    other = query.get("with", "")
     with st.container(key="ways", horizontal=True, vertical_alignment="center", gap="small"):
         st.header(f"Compare {plain(request_id)} with", width="content", anchor=False)
-        field(other or searched)
+        field(other)
         if other:
             near = {"id": request_id, "engine": engine, "tab": "compare"}
             link("request", "Near in time and alike", icon="arrow_back", query=near)
     if other:
         page(request_id, engine, other, query.get("with_engine", ""))
     else:
-        choose(request_id, engine, searched)
+        choose(request_id, engine)
 
 
 @st.fragment(run_every=EVERY_S)
-def choose(request_id: str, engine: str, search: str) -> None:
-    """The requests to compare with: similar ones near in time, or those with the typed text in their id."""
+def choose(request_id: str, engine: str) -> None:
+    """The requests to compare with: similar ones near in time."""
 
     def ask() -> tuple[Row | None, list[Row]]:
         timeline = tracer().request(request_id, engine=engine)
         if timeline is None:
             return None, []
         request = timeline["request"]
-        near = {"near": request["request"], "near_engine": request["engine"]}
-        found = tracer().get("requests", search=search, limit=OFFERED, **({} if search else near))
-        return request, [each for each in found if request_query(each) != request_query(request)]
+        return request, tracer().get("requests", limit=OFFERED, near=request["request"], near_engine=request["engine"])
 
-    answer = read(ask, key=f"choose {request_id} {engine} {search}")
+    answer = read(ask, key=f"choose {request_id} {engine}")
     if answer is None:
         return
-    request, offers = answer
+    request, found = answer
     if request is None:
         unknown_request(plain(request_id))
         return
+    offers = [each for each in found if request_query(each) != request_query(request)]
     if not offers:
-        st.info(f"No other request has {plain(search)} in its id." if search else "There is no other request yet.")
+        st.info("There is no other request yet.")
         return
     table(
         compare.offer_rows(offers, request),
         key="offers",
         links=[("request", pair_query(request, offer)) for offer in offers],
-        note="Requests with this in their id. Click one."
-        if search
-        else "Near in time and alike. Click one, or type an id.",
+        note="Near in time and alike. Click one, or type an id.",
         most_rows=OFFERED,
     )
 
@@ -155,28 +152,18 @@ def pair_query(a: Row, b: Row) -> dict[str, str]:
 
 
 def field(shown: str) -> None:
-    """The field for the other request's id, or a part of it."""
+    """The field for the other request's id."""
     set_to(FIELD, shown)
 
     def typed() -> None:
-        wanted = str(st.session_state[FIELD]).strip()
-        name = "with" if wanted and is_known(wanted) else "search"
-        address.change({"with": "", "with_engine": "", "search": "", name: wanted})
+        address.change({"with": str(st.session_state[FIELD]).strip(), "with_engine": ""})
 
     st.text_input(
         "Compare with",
         key=FIELD,
         on_change=when_chosen(FIELD, typed),
         type="search",
-        placeholder="A request's id, or a part of one",
+        placeholder="A request's id",
         label_visibility="collapsed",
         width=380,
     )
-
-
-def is_known(request_id: str) -> bool:
-    """Whether this is a request's whole id; True if the tracer does not answer."""
-    try:
-        return tracer().request(request_id) is not None
-    except TracerAway:
-        return True

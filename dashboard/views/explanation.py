@@ -117,7 +117,7 @@ def _groups(found: list[Row], names: Row, after: TimeRange) -> None:
         key=f"changed_{change['measure']}",
         links=changes.links(change, after),
         ids=[(each["dimension"], each["group"]) for each in change["groups"]],
-        note=f"{changes.unit(change)} Click a row to see its requests.",
+        note="What each group adds to the whole. Click a row to see its requests.",
         most_rows=8,
         looks={name: Numbers(format=amount, help=TERMS[name.lower()]) for name in ("Before", "After")},
     )

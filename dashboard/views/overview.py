@@ -114,9 +114,8 @@ def show_engines(answer: Row, shown: TimeRange, *, now_ns: int) -> None:
     recorders = [recorder for engine in answer["engines"] for recorder in engine["recorders"]]
     st.subheader("Engines", anchor=False)
     st.caption(engines.counts(answer["engines"], shown))
-    for sentence in (engines.quiet_engines(recorders), engines.unfetched(answer["pairs"], answer["kept"])):
-        if sentence:
-            st.warning(sentence)
+    if sentence := engines.quiet_engines(recorders):
+        st.warning(sentence)
     table(
         engines.engine_rows(listed, now_ns=now_ns),
         key="engines",

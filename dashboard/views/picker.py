@@ -17,7 +17,7 @@ from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.time_range import EXAMPLES, RANGES, TimeRange, of_query, typed
 from kvtrail.dashboard.scripts import FOLDER, joined
 from kvtrail.dashboard.views import address
-from kvtrail.dashboard.views.address import set_to, when_chosen, when_pressed
+from kvtrail.dashboard.views.address import set_to, when_chosen
 from kvtrail.dashboard.views.answers import unless_over
 
 CHOICE, FIELD, REJECTED = "time_choice", "time_field", "time_rejected"
@@ -39,7 +39,7 @@ def heading(title: str, *, timed: bool = True, copied: bool = True, beside: Call
         with st.container(key="picker", horizontal=True, vertical_alignment="center", gap="small", width="content"):
             _quick_choices(shown)
             _field(shown, rejected)
-            _buttons(shown)
+            copy_link(shown)
     if rejected:
         st.error(text.plain(rejected["why"]))
 
@@ -91,19 +91,6 @@ def _field(shown: TimeRange, rejected: Mapping[str, str]) -> None:
         label_visibility="collapsed",
         width=390,
     )
-
-
-def _buttons(shown: TimeRange) -> None:
-    """Buttons: earlier, later, zoom out, copy link."""
-
-    def button(name: str, icon: str, to: Callable[[], TimeRange]) -> None:
-        press = when_pressed(lambda: show(to()))
-        st.button(name, key=f"time_{icon}", icon=f":material/{icon}:", type="tertiary", help=name, on_click=press)
-
-    button("Half a range earlier", "chevron_left", lambda: current().shifted(-0.5))
-    button("Half a range later", "chevron_right", lambda: current().shifted(0.5))
-    button("Twice as long a range", "zoom_out", lambda: current().zoomed_out())
-    copy_link(shown)
 
 
 def copy_link(shown: TimeRange | None) -> None:

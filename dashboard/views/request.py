@@ -1,9 +1,8 @@
-"""One request: what happened and what to do; its causes, timeline and steps. Its replay, a comparison with another request, and
-the other engine of a hand-off are tabs."""
+"""One request: what happened and what to do; its causes, timeline and steps. Its replay, a comparison with another request,
+and the other engine of a hand-off are tabs."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from functools import partial
@@ -121,7 +120,7 @@ def causes_of(timeline: Row) -> None:
     def admission(epoch: int) -> None:
         which = "" if len(epochs) == 1 else f"{run(epoch).capitalize()}: "
         entry = admissions.get(epoch)
-        st.markdown(f"{which}{' '.join(filter(None, (sums.get(epoch), entry and headline(entry))))}")
+        st.markdown(f"{which}{'. '.join(filter(None, (sums.get(epoch), entry and headline(entry))))}")
         if entry is not None:
             st.html(waterfall(entry, timeline, dark=is_dark()))
 
@@ -198,16 +197,11 @@ def handoff_links(timeline: Row) -> None:
 
 def downloads(request_id: str, engine: str) -> None:
     """The request as files, fetched when their button is pressed."""
-
-    def as_json() -> str:
-        return json.dumps(tracer().request(request_id, engine=engine), indent=2)
-
     st.caption(
-        "JSON has what this page shows. OTLP has the spans, for `kvtrail audit` and any OpenTelemetry tool. Perfetto opens in"
+        "OTLP has the spans, for `kvtrail audit` and any OpenTelemetry tool. Perfetto opens in"
         " [ui.perfetto.dev](https://ui.perfetto.dev), which reads the file in the browser and sends it nowhere."
     )
     with st.container(horizontal=True):
-        st.download_button("JSON", as_json, f"{request_id}.json", "application/json", on_click="ignore")
         for name, kind, ending, mime in FILES:
             fetch = partial(tracer().file, kind, request_id, engine=engine)
             st.download_button(name, fetch, f"{request_id}.{ending}", mime, on_click="ignore")

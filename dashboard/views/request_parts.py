@@ -60,9 +60,8 @@ def _card(finding: Row, timeline: Row, step: int | None) -> None:
             link("findings", "Runbook", icon="menu_book", query={"rule": finding["rule"]})
             st.caption(content.sightings(finding, now_ns=time.time_ns()), width="content")
         steps = {each["span_id"]: number for number, each in enumerate(timeline["steps"], 1)}
-        with st.expander("The events that prove it, and the exact numbers"):
+        with st.expander("The events that prove it"):
             _table(content.evidence(finding, steps))
-            _table(content.numbers(finding))
 
 
 def _table(rows: list[Row]) -> None:

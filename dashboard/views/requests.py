@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import streamlit as st
 
 from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import charts, latency, requests
+from kvtrail.dashboard.content import latency, requests
 from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.live.view import APPLIED
 from kvtrail.dashboard.views import address, lanes, picker, tables
 from kvtrail.dashboard.views.answers import EVERY_S, SLOW_S, read, tracer
-from kvtrail.dashboard.views.charts import is_dark
+from kvtrail.dashboard.views.charts import chart_to_draw_on, is_dark
 from kvtrail.dashboard.views.filters import choose, filter_bar, one_of, switch, written
 from kvtrail.dashboard.views.links import request_query
 from kvtrail.tracer.model.conditions import NAMES, BadCondition, parsed
@@ -28,8 +28,6 @@ LATEST = "latest"
 VIEWS = {"table": "Table", "lanes": "Lanes", "heat": "Heat map"}
 DRAWN = "area_drawn"
 """The session's key for an area that was drawn on the heat map and is not in the address yet."""
-IMMUTABLE = ("engine", "service", "model")
-"""Filters by properties that a request never changes."""
 CONDITIONS = (
     "Conditions, joined by `and`: `duration > 2s and evicted >= 100`. Times have a unit (ms, s, min); a cause means its"
     f" tokens. Names: {', '.join(NAMES)}."
@@ -41,7 +39,7 @@ def filters() -> tuple[str, dict[str, str]]:
     try:
         choices = requests.choices(tracer().get("fleet")["engines"])
     except TracerAway:
-        choices = {name: {} for name in IMMUTABLE}  # the page below shows the error
+        choices = {"engine": {}, "service": {}, "model": {}}  # the page below shows the error
     fixed = {
         "status": {name: palette.label(name) for name in requests.STATUS if name != "abandoned"},
         "verdict": {name: name for name in palette.VERDICT},
@@ -78,25 +76,25 @@ def table(search: str, order: str, chosen: dict[str, str]) -> None:
     shown = picker.current()
     window = {} if search else {"since_ns": shown.since_ns, "before_ns": shown.until_ns}
 
-    def ask() -> tuple[list[Row], list[Row]]:
-        found = tracer().get("requests", search=search, sort=order, limit=MOST, **requests.filters(chosen), **window)
-        return found, others_shown(found, search, chosen)
+    def ask() -> list[Row]:
+        rows: list[Row] = tracer().get(
+            "requests", search=search, sort=order, limit=MOST, **requests.filters(chosen), **window
+        )
+        return rows
 
-    answer = read(ask, key=f"requests {search!r} {order} {chosen} {shown.field()}")
-    if answer is None:
+    found = read(ask, key=f"requests {search!r} {order} {chosen} {shown.field()}")
+    if found is None:
         return
-    found, others = answer
-    if not found and not others:
+    if not found:
         st.info(requests.none_found(search, chosen))
         return
-    rows = [*found, *others]
     count = f"The first {MOST} requests" if len(found) == MOST else some(len(found), "request")
     more = "; narrow down to see others" if len(found) == MOST else ""
     tables.table(
-        requests.request_rows(rows, now_ns=time.time_ns()),
+        requests.request_rows(found, now_ns=time.time_ns()),
         key=TABLE,
-        links=[("request", request_query(request)) for request in rows],
-        ids=[*map(identity, rows)],
+        links=[("request", request_query(request)) for request in found],
+        ids=[(each["engine"], each["request"], each["started_ns"]) for each in found],
         note=f"{count}, {requests.ORDERS[order]}{', at any time' if search else ''}{more}. Click a row to open it.",
         most_rows=30,
     )
@@ -154,7 +152,14 @@ def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
     if over_time["whole"]["requests"]:
         st.caption("When requests started, and how long they took. Draw an area to list them.")
         st.html(of_colours(latency.scale(over_time, dark=is_dark())))
-        _map(over_time, shown.field(), chosen.get("where", ""))
+
+        def draw(selection: Mapping[str, Any]) -> None:
+            if (found := latency.drawn(selection, over_time)) is not None:
+                where = " and ".join(filter(None, (chosen.get("where"), found["where"])))
+                st.session_state[DRAWN] = {**found, "where": where, "view": "", "of": "", "sort": "duration"}
+
+        chart = latency.heat_map(over_time, dark=is_dark())
+        chart_to_draw_on(chart, key=f"heat_map {over_time['of']}", selection=latency.AREA, draw=draw)
     st.subheader("Where the time went", anchor=False)
     if sentence := latency.tokens(measures):
         st.markdown(sentence)
@@ -168,50 +173,10 @@ def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
     )
 
 
-def _map(answer: Row, field: str, where: str) -> None:
-    key = f"heat_map {answer['of']} {field}"
-
-    def draw() -> None:
-        selection = st.session_state[key]["selection"].get(latency.AREA, {})
-        if (found := latency.drawn(selection, answer)) is not None:
-            conditions = " and ".join(filter(None, (where, found["where"])))
-            st.session_state[DRAWN] = {**found, "where": conditions, "view": "", "of": "", "sort": "duration"}
-
-    spec, rows = charts.spec_and_rows(latency.heat_map(answer, dark=is_dark()))
-    st.vega_lite_chart(
-        rows, charts.readable(spec, dark=is_dark()), key=key, on_select=draw, selection_mode=latency.AREA
-    )
-
-
 def say_ignored(filters: Sequence[str]) -> None:
     """Say which filters a view does not apply."""
     if filters:
         st.caption(f"This view does not apply the {' and the '.join(filters)}.")
-
-
-class Identity(NamedTuple):
-    """A request's identity; an id alone may be used twice."""
-
-    engine: str
-    request: str
-    started_ns: int
-
-
-def identity(request: Row) -> Identity:
-    """The identity of a row."""
-    return Identity(*(request[name] for name in Identity._fields))
-
-
-def others_shown(found: list[Row], search: str, chosen: dict[str, str]) -> list[Row]:
-    """Requests that the table still shows although they are no longer in the answer."""
-    missing = {each for each in tables.shown(TABLE) if isinstance(each, Identity)} - {*map(identity, found)}
-    if not missing:
-        return []
-    immutable = {name: value for name, value in chosen.items() if name in IMMUTABLE}
-    older = tracer().get(
-        "requests", search=search, before_ns=max(each.started_ns for each in missing) + 1, limit=MOST, **immutable
-    )
-    return [request for request in older if identity(request) in missing]
 
 
 view = address.query().get("view", "table")

@@ -179,15 +179,12 @@ def _more_memory(answer: Row, listed: list[Row]) -> None:
         return
     limit, given = memory.limit_of(curve, listed), memory.given_of(curve, answer)
     sums = memory.sums_of(curve, answer) or {}
-    hours = answer["step_s"] * len(answer["trend"]) / 3600
     if place := memory.place(curve, answer):
         st.caption(f"Of {place}, where another size would change most. Choose another engine above.")
     st.markdown(
         memory.sentences(
             curve,
             limit=limit,
-            rate=sums.get("prefill_tokens_per_s"),
-            hours=hours,
             given=given,
             causes=sums.get("causes"),
             is_gone=memory.is_gone(curve, listed),

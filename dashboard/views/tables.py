@@ -16,8 +16,7 @@ from kvtrail.dashboard.content.requests import STATUS
 from kvtrail.dashboard.content.text import Link, of_address
 from kvtrail.dashboard.glossary import TERMS
 from kvtrail.dashboard.table.columns import DURATION, PERCENT, Column, Ids, Labels, Moments, Numbers
-from kvtrail.dashboard.table.component import OPEN, component
-from kvtrail.dashboard.table.payload import payload
+from kvtrail.dashboard.table.component import OPEN, component, payload
 from kvtrail.dashboard.table.state import TableState, disambiguated
 from kvtrail.dashboard.views.answers import question
 from kvtrail.dashboard.views.links import remember_click
@@ -130,12 +129,6 @@ def table(
             links=[each for _, each in shown],
             number=state.number,
         )
-
-
-def shown(key: str) -> Iterable[Hashable]:
-    """The ids of the rows that the table `key` shows; none before it is drawn."""
-    state: TableState[_Shown] | None = st.session_state.get(f"{key}_state")
-    return () if state is None or _is_another(key, state) else state.rows.keys()
 
 
 def _state(key: str, answer: Mapping[Hashable, _Shown], *, appends: bool) -> TableState[_Shown]:

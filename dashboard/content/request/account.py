@@ -43,7 +43,7 @@ def step_rows(timeline: Row) -> list[Row]:
             "Kind": kind(step["name"]),
             "Says": step_text(step),
             "Took": duration(step["end_ns"] - step["start_ns"]),
-            "Status": None if step["account"] is None else step["account"]["status"],
+            "Status": [] if step["account"] is None else [step["account"]["status"]],
             **{
                 name: None if step["account"] is None else step["account"][measure]
                 for measure, name in STEP_MEASURES.items()

@@ -70,8 +70,8 @@ class Difference:
 
 
 def differences(a: Side, b: Side) -> list[Difference]:
-    """What differs, the most important first: outcomes, findings, the connector's answers and the guard's refusals,
-    recomputed tokens; lengths come last. `phase_differences` has the differences in time."""
+    """What differs, the most important first: outcomes, findings, the connector's answers and the guard's refusals; lengths
+    come last. `phase_differences` has the differences in time."""
     found = (Difference(aspect, of(a), of(b)) for aspect, of in _ASPECTS.items())
     return [each for each in found if each.a.compared != each.b.compared]
 
@@ -137,33 +137,11 @@ def _refusals(side: Side) -> Aspect:
     return Aspect(len(refused), text, refused[0] if refused else None)
 
 
-def _postponed(side: Side) -> Aspect:
-    later = [number for number, step in side.steps(Kind.LOOKUP) if step["numbers"].get("returned") is None]
-    return Aspect(len(later), some(len(later), "answer"), later[0] if later else None)
-
-
-def _recomputed(side: Side) -> Aspect:
-    return Aspect(side.request["recomputed"], some(side.request["recomputed"], "token"))
-
-
-def _preemptions(side: Side) -> Aspect:
-    steps = side.steps(Kind.PREEMPT)
-    return Aspect(side.request["epoch"], count(side.request["epoch"]), steps[0][0] if steps else None)
-
-
 def _sources(side: Side) -> Aspect:
     first = next(iter(account.admissions(side.timeline)), None)
     if first is None:
         return Aspect(None, NOTHING)
     return Aspect(first.parts[:2], account.sum_line(first), first.step)
-
-
-def _moved(name: str, kind_: Kind) -> Callable[[Side], Aspect]:
-    def aspect(side: Side) -> Aspect:
-        steps = side.steps(kind_)
-        return Aspect(side.request[name], some(side.request[name], "token"), steps[0][0] if steps else None)
-
-    return aspect
 
 
 def _length(side: Side) -> Aspect:
@@ -175,11 +153,6 @@ _ASPECTS: dict[str, Callable[[Side], Aspect]] = {
     "Findings": _rules,
     "The connector's answers": _answers,
     "Refused answers": _refusals,
-    f"Answers {LATER}": _postponed,
-    "Recomputed after preemptions": _recomputed,
-    "Preemptions": _preemptions,
-    "Loaded": _moved("loaded", Kind.LOAD),
-    "Stored": _moved("stored", Kind.STORE),
     "Where the prompt came from": _sources,
     "Prompt's length": _length,
 }

@@ -3,10 +3,9 @@ and what each of them computed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import altair as alt
 
@@ -146,24 +145,14 @@ def alignment(link: Row) -> str:
             "No message shows how far the clocks of the two engines are apart. They are drawn as if they agreed, so what one"
             " engine did before or after the other is not known."
         )
-    if least is not None and most is not None:
-        apart = f"between {_ahead(least)} and {_ahead(most)}"
-        left, right = duration(most - taken), duration(taken - least)
-        how = f"the row of the engine that decodes may lie up to {left} further left, and {right} further right"
-    elif most is not None:
-        apart, left = f"at most {_ahead(most)}", duration(most - taken)
-        how = f"the row of the engine that decodes may lie up to {left} further left, and any time further right"
-    else:
-        apart, right = f"at least {_ahead(least)}", duration(taken - least)
-        how = f"the row of the engine that decodes may lie up to {right} further right, and any time further left"
-    drawn = (
-        "They are drawn as if they agreed, which the messages allow"
-        if taken == 0
-        else f"It is drawn as {_ahead(taken)}"
-    )
+    bounds = [f"at least {_ahead(least)}"] * (least is not None) + [f"at most {_ahead(most)}"] * (most is not None)
+    left = "any time" if most is None else f"up to {duration(most - taken)}"
+    right = "any time" if least is None else f"up to {duration(taken - least)}"
+    drawn = "as if they agreed" if taken == 0 else f"as {_ahead(taken)}"
     return (
         "The engines' clocks are never compared, but the messages between them bound how far they are apart: the clock of the"
-        f" engine that decodes is {apart}. {drawn}: {how}. Within a row, times are exact."
+        f" engine that decodes is {' and '.join(bounds)}. It is drawn {drawn}: its row may lie {left} further left, and"
+        f" {right} further right. Within a row, times are exact."
     )
 
 
@@ -255,19 +244,7 @@ def again_text(pair: Pair) -> str:
     if not again:
         return ""
     each = "; ".join(f"{some(run['tokens'], 'token')} {sentence(run, at_ns=entry['at_ns'])}" for run in again)
-    failed = any(run["cause"] == Cause.FAILED_LOAD for run in again)
-    return f"Computed again: {each}.{_lease_text(pair.link) if failed else ''}"
-
-
-def _lease_text(link: Row) -> str:
-    """What the end of the lease has to do with a load that failed. The order is that of the engine that prefills: it gives
-    the blocks back, and afterwards hears of the reader."""
-    if not link["expired"]:
-        return ""
-    is_its_own = link["takers"] <= 1  # with several readers it is not known who sent the report
-    if is_its_own and link["read_ns"] is not None and link["read_ns"] > link["kept_to_ns"]:
-        return " The lease had run out before they were read."
-    return " The lease ran out, too; whether before or after the load failed, no message says."
+    return f"Computed again: {each}."
 
 
 def pair_chart(pair: Pair, parts: Sequence[Stage], *, dark: bool) -> Chart:

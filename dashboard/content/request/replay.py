@@ -15,28 +15,28 @@ from kvtrail.tracer.model.cause_words import group_name
 from kvtrail.tracer.model.words import blocks, count, duration, kind, run, some, value, waiting
 
 ACCOUNT = {
-    "status": ("status", "status"),
-    "epoch": ("preemptions", "preemption"),
-    "total": ("tokens of the request", "total"),
-    "computed": ("of these in vLLM", "computed tokens"),
-    "matched": ("matched in the store", "matched tokens"),
-    "returned": ("answer to the lookup", "returned tokens"),
-    "allocated": ("to be loaded", "allocated tokens"),
-    "scheduled": ("run by the step", "scheduled tokens"),
-    "loaded": ("loaded", "loaded tokens"),
-    "stored": ("stored", "stored tokens"),
-    "lookups": ("lookups", "lookup"),
-    "loads": ("loads", "loads"),
-    "waited_ns": ("waited for KV", "waited for KV"),
-    "recomputed": ("recomputed", "recomputed tokens"),
-    "rejected": ("rejected drafts", "rejected drafts"),
-    "refused": ("answers refused", "refused answers"),
-    "looked_at": ("blocks checked", "blocks checked"),
-    "wrong_blocks": ("wrong blocks", "wrong blocks"),
-    "outcome": ("how it ended", "outcome"),
-    "missing": ("what is missing", "gaps"),
+    "status": "status",
+    "epoch": "preemptions",
+    "total": "tokens of the request",
+    "computed": "of these in vLLM",
+    "matched": "matched in the store",
+    "returned": "answer to the lookup",
+    "allocated": "to be loaded",
+    "scheduled": "run by the step",
+    "loaded": "loaded",
+    "stored": "stored",
+    "lookups": "lookups",
+    "loads": "loads",
+    "waited_ns": "waited for KV",
+    "recomputed": "recomputed",
+    "rejected": "rejected drafts",
+    "refused": "answers refused",
+    "looked_at": "blocks checked",
+    "wrong_blocks": "wrong blocks",
+    "outcome": "how it ended",
+    "missing": "what is missing",
 }
-"""The account's numbers in tables, in this order: names, and the glossary's terms."""
+"""The account's numbers in this order, with their names."""
 _OMITTED = {
     **dict.fromkeys(("loads", "waited_ns", "recomputed", "rejected", "refused", "looked_at", "wrong_blocks"), 0),
     "outcome": None,
@@ -67,7 +67,7 @@ def changes(timeline: Row, *, step: int) -> list[Row]:
     return [
         {"name": name, "label": label, "value": _shown(after, name),
          "other": None if before is None else _shown(before, name), "differs": differs}
-        for name, (label, _) in ACCOUNT.items()
+        for name, label in ACCOUNT.items()
         if (differs := before is not None and number(after, name) != number(before, name))
         or after[name] != _OMITTED.get(name, ...)
     ]  # fmt: skip

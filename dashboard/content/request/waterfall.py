@@ -1,5 +1,4 @@
-"""A prompt as a bar: its parts in order, by the cause for which each was reused or computed, with a link to the explanation of
-each.
+"""A prompt as a bar: its parts in order, by the cause for which each was reused or computed, with links to explanations.
 
 An `entry` is one admission as the API returns it: its epoch, tokens, time, and parts in order.
 """
