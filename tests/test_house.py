@@ -130,7 +130,7 @@ def written() -> Iterator[Path]:
             ["vllm", "torch", "fastapi", "grpc", "streamlit"],
         ),
         (
-            "import kvtrail.dashboard.client, kvtrail.dashboard.content.request_charts, kvtrail.dashboard.live.view",
+            "import kvtrail.dashboard.client, kvtrail.dashboard.content.request.charts, kvtrail.dashboard.live.view",
             ["vllm", "torch", "kvtrail.connector", "grpc", "fastapi", "streamlit"],
         ),
     ],

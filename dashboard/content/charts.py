@@ -154,9 +154,11 @@ def _date(at_ms: int) -> alt.DateTime:
 def readable(spec: dict[str, Any], *, dark: bool) -> dict[str, Any]:
     """A chart's spec with words that can be read: Streamlit's own have a contrast of 3.72."""
     colour = GREY.on(dark=dark)
+    config = spec.get("config", {})
+    words = {"labelColor": colour, "titleColor": colour}
     return {
         **spec,
-        "config": {part: {"labelColor": colour, "titleColor": colour} for part in ("axis", "legend", "header")},
+        "config": {**config, **{part: config.get(part, {}) | words for part in ("axis", "legend", "header")}},
     }
 
 

@@ -35,7 +35,8 @@ def as_query(view: View) -> dict[str, str | list[str]]:
     """The address of a view; defaults are left out."""
     query: dict[str, str | list[str]] = {}
     if not view.fit and view.to_ms is None:
-        query = {"from": f"now-{max(1, round(view.span_ms / 1000))}s", "to": "now"}
+        seconds = max(1, round(view.span_ms / 1000))
+        query = {"from": f"now-{seconds}s" if seconds % 60 else f"now-{seconds // 60}m", "to": "now"}
     elif not view.fit and view.to_ms is not None:
         since_ns, until_ns = (round(at_ms * 1000) * 1000 for at_ms in (view.to_ms - view.span_ms, view.to_ms))
         query = dict(time_range.TimeRange(since_ns, until_ns).address)

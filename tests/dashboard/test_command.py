@@ -54,7 +54,6 @@ def test_beyond_this_machine_it_listens_where_this_is_meant(monkeypatch: pytest.
     monkeypatch.setattr("os.execve", lambda program, arguments, environment: started.append(arguments))
     for options in (
         ["--host", "0.0.0.0", "--insecure"],
-        ["--host", "0.0.0.0", "--login-header", "X-User"],
         ["--host", "127.0.0.1"],
         ["--host", "localhost"],
     ):

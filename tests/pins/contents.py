@@ -12,31 +12,19 @@ from fastapi.testclient import TestClient
 
 from kvtrail.dashboard.client import Row, Tracer
 from kvtrail.dashboard.content import (
-    blocks,
     causes,
     changes,
-    compare,
-    efficiency,
-    engine_end,
+    charts,
+    engines,
     findings,
-    fleet,
-    groups,
     latency,
-    markers,
     memory,
     overview,
-    pair,
-    phases,
-    replay,
-    request,
-    request_charts,
     requests,
-    slower,
-    tokens,
-    trends,
-    unknown,
     waste,
 )
+from kvtrail.dashboard.content.request import account, compare, pair, phases, replay
+from kvtrail.dashboard.content.request import charts as request_charts
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.grouping import OF_REQUESTS
 from pins import plain
@@ -82,10 +70,10 @@ def _answered(client: TestClient, asked: httpx.Request) -> httpx.Response:
 
 def chart(drawn: Any, marked: list[Row] | None = None) -> dict[str, Any]:
     """The rows of a chart, and a digest of how it is drawn."""
-    spec = trends.readable(trends.spec(drawn), dark=False)
+    spec = charts.readable(charts.spec(drawn), dark=False)
     rows = list(_rows(spec))
     if marked is not None:
-        spec = markers.drawn(spec, marked, dark=False)
+        spec = charts.with_markers(spec, marked, dark=False)
     return {"rows": rows[0] if len(rows) == 1 else rows, "spec": digest(json.dumps(spec, sort_keys=True, default=str))}
 
 
@@ -109,26 +97,26 @@ def _overview(tracer: Tracer) -> Pages:
         marked = tracer.markers(**shown.query)
         yield f"statements {name}", overview.statements(status, shown)
         yield f"cards {name}", overview.cards(status, savings)
-        yield f"sources {name}", chart(trends.sources_over_time(savings, dark=False), marked)
-        yield f"findings {name}", chart(trends.findings_over_time(trend, dark=False), marked)
+        yield f"sources {name}", chart(charts.sources_over_time(savings, dark=False), marked)
+        yield f"findings {name}", chart(charts.findings_over_time(trend, dark=False), marked)
         yield f"rules {name}", findings.rule_rows(status["rules"])
-        yield f"markers {name}", [markers.in_a_line(each, now_ns=NOW_NS) for each in marked]
+        yield f"markers {name}", [charts.marker_line(each, now_ns=NOW_NS) for each in marked]
     totals = tracer.overview(window_s=60)
-    yield "unknown", (unknown.share(totals), unknown.rows(totals))
-    yield "tracer", fleet.tracer_status(tracer.health(), url="URL", now_ns=NOW_NS)
+    yield "unknown", (account.share(totals), account.rows(totals))
+    yield "tracer", engines.tracer_status(tracer.health(), url="URL", now_ns=NOW_NS)
 
 
 def _fleet(tracer: Tracer) -> Pages:
     answer = tracer.fleet()
     recorders = [recorder for engine in answer["engines"] for recorder in engine["recorders"]]
-    engines = fleet.in_order(fleet.since(answer["engines"], WHOLE))
-    yield "counts", fleet.counts(answer["engines"], HOUR)
-    yield "engines", fleet.engine_rows(engines, now_ns=NOW_NS)
-    yield "recorders", fleet.recorder_rows(recorders, now_ns=NOW_NS)
-    yield "pairs", fleet.pair_rows(answer["pairs"])
-    yield "kept", fleet.kept_rows(answer["kept"])
+    engines = engines.in_order(engines.since(answer["engines"], WHOLE))
+    yield "counts", engines.counts(answer["engines"], HOUR)
+    yield "engines", engines.engine_rows(engines, now_ns=NOW_NS)
+    yield "recorders", engines.recorder_rows(recorders, now_ns=NOW_NS)
+    yield "pairs", engines.pair_rows(answer["pairs"])
+    yield "kept", engines.kept_rows(answer["kept"])
     yield "sentences", (
-        fleet.missing_spans(recorders), fleet.quiet_engines(recorders), fleet.unfetched(answer["pairs"], answer["kept"]),
+        engines.missing_spans(recorders), engines.quiet_engines(recorders), engines.unfetched(answer["pairs"], answer["kept"]),
     )  # fmt: skip
 
 
@@ -150,20 +138,20 @@ def _findings(tracer: Tracer) -> Pages:
 def _efficiency(tracer: Tracer, shown: TimeRange, **filters: str) -> Pages:
     savings, engines = tracer.efficiency(**filters, **shown.query), tracer.fleet()["engines"]
     sums, models = savings["worth"], {each["engine"]: each["model"] for each in engines}
-    yield "is it worth it", efficiency.is_it_worth_it(sums)
-    yield "cards", efficiency.cards(sums)
+    yield "is it worth it", savings.is_it_worth_it(sums)
+    yield "cards", savings.cards(sums)
     yield "sentences", [
-        efficiency.without_savings(savings), efficiency.memory(savings, engines), efficiency.source_of_savings(sums),
-        efficiency.limits(sums), efficiency.waits(sums), efficiency.reconciled(sums), efficiency.accounted(sums),
+        savings.without_savings(savings), savings.memory(savings, engines), savings.source_of_savings(sums),
+        savings.limits(sums), savings.waits(sums), savings.reconciled(sums), savings.accounted(sums),
         causes.reasons(sums), causes.unknown(sums), causes.largest(sums),
     ]  # fmt: skip
-    yield "sources", chart(trends.sources_over_time(savings, dark=False))
-    yield "causes", chart(trends.causes_over_time(savings, dark=False))
+    yield "sources", chart(charts.sources_over_time(savings, dark=False))
+    yield "causes", chart(charts.causes_over_time(savings, dark=False))
     for name, each in causes.groups(savings, models).items():
-        yield f"causes by {name}", (causes.group_rows(each), chart(trends.causes_by(each, dark=False)))
-    yield "copies", efficiency.copy_rows(sums)
-    yield "counters", efficiency.counter_rows(sums)
-    yield "places", efficiency.place_rows(savings, models)
+        yield f"causes by {name}", (causes.group_rows(each), chart(charts.causes_by(each, dark=False)))
+    yield "copies", savings.copy_rows(sums)
+    yield "counters", savings.counter_rows(sums)
+    yield "places", savings.place_rows(savings, models)
     if (curve := memory.most_to_gain(savings)) is not None:
         limit, given = memory.limit_of(curve, engines), memory.given_of(curve, savings)
         yield (
@@ -175,7 +163,7 @@ def _efficiency(tracer: Tracer, shown: TimeRange, **filters: str) -> Pages:
             is_gone=memory.is_gone(curve, engines),
         )  # fmt: skip
         if curve["points"]:
-            yield "memory drawn", chart(trends.what_memory_buys(curve, limit=limit, given=given, dark=False))
+            yield "memory drawn", chart(charts.what_memory_buys(curve, limit=limit, given=given, dark=False))
 
 
 def _waste(tracer: Tracer) -> Pages:
@@ -200,7 +188,7 @@ def _requests(tracer: Tracer) -> Pages:
     yield "choices", requests.choices(tracer.fleet()["engines"])
     for by in OF_REQUESTS:
         answer = tracer.latency_groups(by=by.value, of="duration", **WHOLE.query)
-        yield f"by {by.value}", (groups.rows(answer), groups.note(answer), groups.filters(answer, {}))
+        yield f"by {by.value}", (requests.group_rows(answer), requests.group_note(answer), requests.group_filters(answer, {}))
 
 
 def _changes(tracer: Tracer) -> Pages:
@@ -217,18 +205,18 @@ def _changes(tracer: Tracer) -> Pages:
 def _request(tracer: Tracer, name: str, engine: str) -> Pages:
     timeline, parts = _asked(tracer, name, engine)
     account = timeline["request"]
-    yield "facts", request.facts(account)
-    yield "steps", request.step_rows(timeline)
-    yield "tokens", [(tokens.sum_line(each), tokens.parts(each)) for each in tokens.admissions(timeline)]
-    yield "missing", request.missing_events(timeline)
-    yield "unknown", unknown.of_request(account)
+    yield "facts", account.facts(account)
+    yield "steps", account.step_rows(timeline)
+    yield "tokens", [(account.sum_line(each), account.parts(each)) for each in account.admissions(timeline)]
+    yield "missing", account.missing_events(timeline)
+    yield "unknown", account.why_unknown(account)
     yield "phases", (phases.sentence(parts), phases.time_texts(parts))
     for entry in account.get("causes") or ():
         yield f"causes of run {entry['epoch']}", (
             causes.names(entry, dark=False), digest(causes.waterfall(entry, timeline, dark=False)),
         )  # fmt: skip
-    if (allocation := blocks.latest_allocation(timeline)) is not None:
-        yield "blocks", (blocks.summary(allocation), blocks.rows(allocation, timeline.get("groups") or ()))
+    if (allocation := replay.latest_allocation(timeline)) is not None:
+        yield "blocks", (replay.block_summary(allocation), replay.block_rows(allocation, timeline.get("groups") or ()))
     style = request_charts.Style(frame=request_charts.frame(timeline, parts=parts))
     yield "timeline", chart(request_charts.timeline_chart(timeline, style, parts))
     yield "account", chart(request_charts.account_chart(timeline, style))
@@ -237,9 +225,9 @@ def _request(tracer: Tracer, name: str, engine: str) -> Pages:
         replay.title(timeline, step=last), replay.facts(timeline, step=last, now_ns=NOW_NS),
         replay.changes(timeline, step=last),
     )  # fmt: skip
-    if (asked := engine_end.asked(account, now_ns=NOW_NS)) is not None:
-        end = engine_end.found(account, tracer.markers(**asked))
-        yield "end of its engine", None if end is None else engine_end.sentence(end, now_ns=NOW_NS)
+    if (asked := account.end_asked(account, now_ns=NOW_NS)) is not None:
+        end = account.end_found(account, tracer.markers(**asked))
+        yield "end of its engine", None if end is None else account.end_sentence(end, now_ns=NOW_NS)
 
 
 def _asked(tracer: Tracer, name: str, engine: str) -> tuple[Row, list[phases.Stretch]]:
@@ -251,7 +239,7 @@ def _asked(tracer: Tracer, name: str, engine: str) -> tuple[Row, list[phases.Str
 
 def _pair(tracer: Tracer) -> Pages:
     timeline, parts = _asked(tracer, "prefill-0123abcd", "prefill")
-    for link, _ in request.handoffs(timeline):
+    for link, _ in account.handoffs(timeline):
         yield "link", link
     (link,) = timeline["handoffs"]
     other, others = _asked(tracer, "prefill-0123abcd", "decode")
@@ -273,6 +261,6 @@ def _compare(tracer: Tracer) -> Pages:
     )
     yield "differences", compare.differences(a, b)
     yield "steps", compare.step_rows(a.timeline, b.timeline)
-    yield "slower", (slower.summary(a, b), slower.rows(a, b))
+    yield "slower", (compare.slower_summary(a, b), compare.slower_rows(a, b))
     offers = tracer.requests(near=a.request["request"], near_engine=a.request["engine"], limit=5)
     yield "offers", compare.offer_rows(offers, a.request)

@@ -78,7 +78,8 @@ def facts(request: Row) -> list[str]:
     shown = [
         (output, f"{some(output, 'token')} of output"),
         (request["waited_ns"], f"waited {waited} for KV in {some(request['wait_loads'], 'load')}"),
-        (request["loads"], f"{some(request['loaded'], 'token')} loaded in {some(request['loads'], 'load')}"),
+        (request["loads"], some(request["loads"], "load")),
+        (request["loaded"], f"{some(request['loaded'], 'token')} loaded"),
         (request["stored"], f"{some(request['stored'], 'token')} stored"),
         (request["epoch"], some(request["epoch"], "preemption")),
         (request["recomputed"], f"{some(request['recomputed'], 'token')} recomputed after preemptions"),

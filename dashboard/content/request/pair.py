@@ -145,7 +145,8 @@ def alignment(link: Row) -> str:
             "No message shows how far the clocks of the two engines are apart. They are drawn as if they agreed, so what one"
             " engine did before or after the other is not known."
         )
-    bounds = [f"at least {_ahead(least)}"] * (least is not None) + [f"at most {_ahead(most)}"] * (most is not None)
+    known = (("at least", least), ("at most", most))
+    bounds = [f"{word} {_ahead(bound)}" for word, bound in known if bound is not None]
     left = "any time" if most is None else f"up to {duration(most - taken)}"
     right = "any time" if least is None else f"up to {duration(taken - least)}"
     drawn = "as if they agreed" if taken == 0 else f"as {_ahead(taken)}"
