@@ -82,14 +82,6 @@ def test_the_fleet_shows_what_an_engine_keeps_for_whom(
     (row,) = engines.kept_rows(answer["kept"])
     assert (kept["engine"], kept["taker"], kept["tokens"]) == ("engine", kept_for, 600)
     assert (row["Which is"], row["Blocks"], row["Of its pool"]) == (words, 19, 0.38)
-    assert not engines.unfetched(answer["pairs"], answer["kept"]), "it may only be on its way"
-    served.hear(nixl(f"{PREFILL}{decode}\nwait 6"))
-    later = served.get("/api/fleet")
-    assert later["kept"][0]["oldest_ns"] > 5 * 10**9
-    is_known = words == "nobody: its request has ended"
-    assert bool(engines.unfetched(later["pairs"], later["kept"])) is is_known, "more than a quarter of the pool"
-    known = [*later["pairs"], {"taker": "another"}]
-    assert bool(engines.unfetched(known, later["kept"])) is words.startswith("nobody"), "an engine that takes is heard"
 
 
 @pytest.mark.parametrize("skew_s", [0, -7200, 0.004, 3600])
