@@ -32,7 +32,7 @@ ROOMS = {
         "settings", "recording", "offload", "known", "vllm_version", "fingerprints", "tracing", "faults", "registration",
         "simulate", "demo", "commands",
     ],
-    "dashboard": ["client", "content", "command", "live", "table", "views"],
+    "dashboard": ["client", "palette", "glossary", "content", "command", "scripts", "live", "table", "views"],
 }  # fmt: skip
 """A room may import those before it. The OffloadConnector (`offload`) knows nothing of how it is traced."""
 PURE = ["events", "model", "causes", "ledger", "rules", "detect", "savings", "capacity", "liveness"]

@@ -49,8 +49,6 @@ def test_every_part_has_its_place_in_the_bar_and_its_line() -> None:
     assert html.count("evicted from cpu 12.00 s before, to make room for chat-9") == 3, "title, name and line"
 
 
-
-
 def test_a_part_leads_to_what_explains_it() -> None:
     links = waterfall.links(ENTRY["parts"], ENTRY, TIMELINE)
     _, loaded, evicted, reset, failed, unaligned = links
