@@ -16,7 +16,6 @@ import pytest
 from browser import (
     SCHEMES,
     box_of,
-    drag,
     drawn,
     holds,
     needs_chromium,
@@ -237,8 +236,11 @@ def test_what_did_the_slow_requests_wait_for_and_which_are_the_slowest(person: P
     person.open("requests?view=heat&of=duration")
     person.sees("Draw an area")
     drawn(page)
-    chart = page.locator("[class*=st-key-chart_heat_map] canvas, [class*=st-key-chart_heat_map] svg").first
-    drag(chart, 0.1, 0.99, height=0.5)
+    box, mouse = box_of(page.locator("[class*=st-key-chart_heat_map] .marks").first), page.mouse
+    mouse.move(box["x"] + box["width"] * 0.1, box["y"] + box["height"] * 0.1)
+    mouse.down()
+    mouse.move(box["x"] + box["width"] * 0.98, box["y"] + box["height"] * 0.85, steps=8)
+    mouse.up()
     page.wait_for_url(re.compile("where=duration"))
     person.sees(re.compile(r"\d+ requests?, longest"))
     page.go_back()
