@@ -95,7 +95,10 @@ def what_memory_buys(
     (unit, chunk), rows = memory.unit(curve), memory.rows(curve)
     stores = alt.Axis(tickCount=6, grid=False, format="~g", labelOverlap=True)
     shares = alt.Axis(format=".0%", tickCount=4, minExtent=36)
-    x = alt.X("store:Q", title=f"store ({unit})", scale=alt.Scale(type="log", nice=False), axis=stores)
+    sizes = sorted([*(row["store"] for row in rows), *([held * chunk] if held else [])])
+    # The ends are given: Streamlit draws a chart without its rows first, and a logarithm has no zero.
+    scale = alt.Scale(type="log", nice=False, domain=[sizes[0], max(sizes[-1], sizes[0] * 1.01)])
+    x = alt.X("store:Q", title=f"store ({unit})", scale=scale, axis=stores)
     y = alt.Y("share:Q", title=None, scale=alt.Scale(domainMin=0), axis=shares)
     base = alt.Chart(data(rows, "capacities")).encode(x=x)
     colour = palette.GREEN.on(dark=dark)
