@@ -15,7 +15,7 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 TAKEN, SHOWN = ROOT / "test-artifacts", ROOT / "docs/images"
-PICTURES = {"request": "task-01-died", "live": "live", "memory": "savings", "why": "causes"}
+PICTURES = {"request": "task-01-died", "live": "live"}
 """By the name of each picture: its screenshot."""
 COLOURS = 128
 
