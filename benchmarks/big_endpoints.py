@@ -72,7 +72,7 @@ class Sights:
 
 def sights(source: Tracer) -> Sights:
     """Choose what to look at; the same at every call."""
-    latest = source.requests(limit=5000)
+    latest = source.get("requests", limit=5000)
     dice = random.Random(3)
     some, other = dice.sample([each for each in latest if each["ended_ns"] and not each["findings"]], 2)
     with_finding = dice.choice([each for each in latest if each["findings"]])
@@ -87,16 +87,16 @@ def questions(source: Tracer, seen: Sights) -> list[Question]:
 
     def lanes(hours: float, **filters: str) -> Callable[[], object]:
         view = seen.view(hours)
-        return lambda: source.lanes(**question(view, filters, end_ms=seen.until_ns / 1e6))
+        return lambda: source.get("lanes", **question(view, filters, end_ms=seen.until_ns / 1e6))
 
     def request(which: Row) -> Callable[[], object]:
         return lambda: source.request(which["request"], engine=which["engine"])
 
     def searched(text: str, verdict: str = "") -> Callable[[], object]:
-        return lambda: source.requests(search=text, verdict=verdict)
+        return lambda: source.get("requests", search=text, verdict=verdict)
 
     def efficiency(hours: float, engine: str = "") -> Callable[[], object]:
-        return lambda: source.efficiency(engine=engine, **back(hours))
+        return lambda: source.get("efficiency", engine=engine, **back(hours))
 
     some, external = seen.some, seen.some["external"]
     listed: list[tuple[str, str, str, Callable[[], object]]] = [
@@ -109,11 +109,11 @@ def questions(source: Tracer, seen: Sights) -> list[Question]:
         ("Live", "refresh", "/api/lanes, 3 days, a whole id", lanes(72, q=some["request"])),
         ("Live", "refresh", "/api/lanes, 3 days, nobody's id", lanes(72, q="nobody")),
         ("Live", "refresh", "/api/lanes, 3 days, status failed", lanes(72, status="failed")),
-        ("Overview", "refresh", "/api/health", source.health),
-        ("Overview", "refresh", "/api/totals", source.totals),
-        ("Overview", "refresh", "/api/requests, 1000", lambda: source.requests(limit=1000)),
-        ("Overview", "refresh", "/api/findings, 5", lambda: source.findings(limit=5)),
-        ("Requests", "refresh", "/api/requests, 200", source.requests),
+        ("Overview", "refresh", "/api/health", lambda: source.get("health")),
+        ("Overview", "refresh", "/api/totals", lambda: source.get("totals")),
+        ("Overview", "refresh", "/api/requests, 1000", lambda: source.get("requests", limit=1000)),
+        ("Overview", "refresh", "/api/findings, 5", lambda: source.get("findings", limit=5)),
+        ("Requests", "refresh", "/api/requests, 200", lambda: source.get("requests")),
         ("Requests", "refresh", "... a whole id", searched(some["request"])),
         ("Requests", "refresh", "... an external id", searched(external)),
         ("Requests", "refresh", "... a trace id", searched(some["trace_id"])),
@@ -123,27 +123,27 @@ def questions(source: Tracer, seen: Sights) -> list[Question]:
         ("Requests", "refresh", "... two characters", searched("7a")),
         ("Requests", "refresh", "... two characters of nobody's id", searched("zz")),
         ("Requests", "refresh", "... nobody's id", searched("nobody")),
-        ("Requests", "refresh", "... verdict drift", lambda: source.requests(verdict="drift")),
-        ("Requests", "refresh", "... status running", lambda: source.requests(status="running")),
-        ("Requests", "refresh", "... status failed, and there is none", lambda: source.requests(status="failed")),
+        ("Requests", "refresh", "... verdict drift", lambda: source.get("requests", verdict="drift")),
+        ("Requests", "refresh", "... status running", lambda: source.get("requests", status="running")),
+        ("Requests", "refresh", "... status failed, and there is none", lambda: source.get("requests", status="failed")),
         ("Requests", "refresh", "... verdict drift and nobody's id", searched("nobody", verdict="drift")),
         ("Requests", "refresh", "... verdict ok and a part of all ids", searched("chat", verdict="ok")),
-        ("Findings", "open", "/api/findings/trend, for the choices", source.findings_trend),
-        ("Findings", "refresh", "/api/findings/trend, 1 h", lambda: source.findings_trend(**back(1))),
-        ("Findings", "refresh", "/api/findings/trend, 7 days", lambda: source.findings_trend(**back(168))),
-        ("Findings", "refresh", "/api/findings, 200 of 1 h", lambda: source.findings(limit=200, **back(1))),
-        ("Findings", "refresh", "/api/findings, 200 of 7 days", lambda: source.findings(limit=200, **back(168))),
+        ("Findings", "open", "/api/findings/trend, for the choices", lambda: source.get("findings/trend")),
+        ("Findings", "refresh", "/api/findings/trend, 1 h", lambda: source.get("findings/trend", **back(1))),
+        ("Findings", "refresh", "/api/findings/trend, 7 days", lambda: source.get("findings/trend", **back(168))),
+        ("Findings", "refresh", "/api/findings, 200 of 1 h", lambda: source.get("findings", limit=200, **back(1))),
+        ("Findings", "refresh", "/api/findings, 200 of 7 days", lambda: source.get("findings", limit=200, **back(168))),
         ("Findings", "refresh", "... of a model and a connector",
-         lambda: source.findings(limit=200, model="small", connector="LMCacheConnectorV1", **back(168))),
+         lambda: source.get("findings", limit=200, model="small", connector="LMCacheConnectorV1", **back(168))),
         ("Findings", "refresh", "/api/findings/trend, 7 days, the same",
-         lambda: source.findings_trend(model="small", connector="LMCacheConnectorV1", **back(168))),
-        ("Findings", "refresh", "/api/rules", source.rules),
+         lambda: source.get("findings/trend", model="small", connector="LMCacheConnectorV1", **back(168))),
+        ("Findings", "refresh", "/api/rules", lambda: source.get("rules")),
         ("Efficiency", "open", "/api/efficiency, 7 days, for the choices", efficiency(168)),
         ("Efficiency", "refresh", "/api/efficiency, 1 h", efficiency(1)),
         ("Efficiency", "refresh", "/api/efficiency, 6 h", efficiency(6)),
         ("Efficiency", "refresh", "/api/efficiency, 24 h", efficiency(24)),
         ("Efficiency", "refresh", "/api/efficiency, 6 h, one engine", efficiency(6, "engine-1")),
-        ("Fleet", "refresh", "/api/fleet", source.fleet),
+        ("Fleet", "refresh", "/api/fleet", lambda: source.get("fleet")),
         ("Request", "refresh", "/api/requests/ID", request(some)),
         ("Request", "refresh", "... with a finding", request(seen.with_finding)),
         ("Request", "refresh", "... by its external id", lambda: source.request(external)),
@@ -151,7 +151,7 @@ def questions(source: Tracer, seen: Sights) -> list[Question]:
         ("Request", "refresh", "... by the begin of many ids", lambda: source.request("chat")),
         ("Request", "refresh", "... of nobody", lambda: source.request("nobody")),
         ("Request", "open", "/api/otlp", lambda: source.otlp(some["request"], engine=some["engine"])),
-        ("Compare", "open", "/api/requests, 50", lambda: source.requests(limit=50)),
+        ("Compare", "open", "/api/requests, 50", lambda: source.get("requests", limit=50)),
         ("Compare", "refresh", "/api/requests/ID, the other", request(seen.other)),
         ("Replay", "refresh", "/api/requests/ID", request(some)),
         ("Prometheus", "refresh", "/metrics", lambda: httpx.get(f"{source.url}/metrics", trust_env=False).raise_for_status()),
@@ -167,7 +167,7 @@ def table(stores: Sequence[Path]) -> None:
             url, after_s = stack.enter_context(served(store, PORT + 10 * number))
             source = Tracer(url, transport=Patient())
             stack.callback(source.close)
-            totals = source.totals()
+            totals = source.get("totals")
             print(
                 f"{store.name}: {totals['requests']:,} requests, {totals['findings']:,} findings;"
                 f" answers after {after_s:.1f} s"

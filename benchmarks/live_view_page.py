@@ -12,7 +12,7 @@ import pandas as pd
 import streamlit as st
 
 from kvtrail.dashboard.live.component import component
-from kvtrail.dashboard.live.payload import busyness, payload
+from kvtrail.dashboard.live.payload import payload
 from kvtrail.dashboard.live.view import View
 from kvtrail.tracer.ledger.phases import WORDS
 
@@ -86,7 +86,7 @@ def page(kind: str, events: int) -> None:
     number = st.session_state["number"] = st.session_state.get("number", 0) + 1
     data = answer(events, shift_us=number * 50_000)
     if kind == "component":
-        shown = payload(data, View(), is_away=False, overview=busyness(data))
+        shown = payload(data, View(), is_away=False)
         component()(key="live", data=shown, on_view_change=lambda: None)
     else:
         st.altair_chart(chart(data), key="chart")

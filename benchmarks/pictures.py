@@ -3,7 +3,7 @@
 With fewer colours they have a third of the size.
 
     python -m pytest tests/e2e/test_oncall_tasks.py
-    python benchmarks/pictures.py latency waste       these two; all of them without a name
+    python benchmarks/pictures.py live request        these two; all of them without a name
 """
 
 from __future__ import annotations
@@ -15,16 +15,7 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 TAKEN, SHOWN = ROOT / "test-artifacts", ROOT / "docs/images"
-PICTURES = {
-    **{name: name for name in (
-        "task-01-died", "task-02-worth", "task-03-found", "task-04-understood", "task-05-shared", "task-06-compared",
-        "task-07-keyboard", "task-08-away", "task-09-empty", "task-10-two-engines",
-    )},
-    "changed": "task-12-changed",
-    "groups": "task-16-groups",
-    "waste": "task-20-tenant",
-    "latency": "task-21-area",
-}  # fmt: skip
+PICTURES = {"request": "task-01-died", "live": "live"}
 """By the name of each picture: its screenshot."""
 COLOURS = 128
 

@@ -21,7 +21,10 @@ class TracerAway(RuntimeError):
 
 
 class Tracer:
-    """A client of one tracer. Every method raises TracerAway if there is no usable answer."""
+    """A client of one tracer. Every method raises TracerAway if there is no usable answer.
+
+    The tracer's /docs page lists the paths, parameters and answers of its API.
+    """
 
     def __init__(
         self,
@@ -49,78 +52,15 @@ class Tracer:
             transport=transport,
         )
 
-    def health(self) -> Row:
-        """The tracer's state, and the recorders that send to it."""
-        return self._object("/api/health")
-
-    def status(self, **filters: str | int) -> Row:
-        """What is wrong in a time range, in sentences, worst first; and the rules with findings."""
-        return self._object("/api/status", **filters)
-
-    def totals(self) -> Row:
-        """Totals over all requests and findings that are stored."""
-        return self._object("/api/totals")
-
-    def requests(self, *, limit: int = 200, **filters: str | int) -> list[Row]:
-        """Accounts of requests, latest first; `filters` are the API's, such as `search` and `sort`."""
-        return self._list("/api/requests", limit=limit, **filters)
+    def get(self, path: str, **parameters: str | int) -> Any:
+        """The answer of `/api/<path>`, out of JSON."""
+        return self._decoded(self._response(f"/api/{path}", **parameters))
 
     def requests_of_trace(self, trace_id: str, *, limit: int = 200) -> list[Row]:
         """Accounts of the requests of a trace, latest first; several if the caller's trace has several."""
         # The search also matches parts of request ids, which may look like a trace id.
-        return [row for row in self.requests(search=trace_id, limit=limit) if row["trace_id"] == trace_id]
-
-    def lanes(self, **parameters: str | int) -> Row:
-        """Requests, phases, findings and gaps of a time range; `parameters` are those of `/api/lanes`."""
-        return self._object("/api/lanes", **parameters)
-
-    def findings(self, *, limit: int = 100, **filters: str | int) -> list[Row]:
-        """Findings, latest first; `filters` are the API's, such as `rule` and `since_ns`."""
-        return self._list("/api/findings", limit=limit, **filters)
-
-    def findings_trend(self, **filters: str | int) -> Row:
-        """Counts of findings by rule and time."""
-        return self._object("/api/findings/trend", **filters)
-
-    def findings_by_rule(self, **filters: str | int) -> list[Row]:
-        """The rules with findings in a time range, and what they did."""
-        return self._list("/api/findings/rules", **filters)
-
-    def rules(self) -> list[Row]:
-        """The active rules."""
-        return self._list("/api/rules")
-
-    def efficiency(self, **filters: str | int) -> Row:
-        """What the offload saves, over a time range."""
-        return self._object("/api/efficiency", **filters)
-
-    def markers(self, **filters: str | int) -> list[Row]:
-        """What happened in a time range that may explain a change: deploys, deaths, resets."""
-        return self._list("/api/markers", **filters)
-
-    def changes(self, **parameters: str | int) -> Row:
-        """What changed at a moment, and which requests explain it; `parameters` are those of `/api/changes`."""
-        return self._object("/api/changes", **parameters)
-
-    def waste(self, **parameters: str | int) -> Row:
-        """What was computed although a cache had held it; `parameters` are those of `/api/waste`."""
-        return self._object("/api/waste", **parameters)
-
-    def latency(self, **parameters: str | int) -> Row:
-        """How long requests took, over time; `parameters` are those of `/api/latency`."""
-        return self._object("/api/latency", **parameters)
-
-    def latency_measures(self, **parameters: str | int) -> Row:
-        """The time of requests in each phase, and their tokens by cause."""
-        return self._object("/api/latency/measures", **parameters)
-
-    def latency_groups(self, **parameters: str | int) -> Row:
-        """The largest groups of requests, by `by`."""
-        return self._object("/api/latency/groups", **parameters)
-
-    def fleet(self) -> Row:
-        """The engines and their recorders."""
-        return self._object("/api/fleet")
+        found = self.get("requests", search=trace_id, limit=limit)
+        return [row for row in found if row["trace_id"] == trace_id]
 
     def otlp(self, request_id: str, *, engine: str = "") -> bytes:
         """A request's spans as a trace file; empty if unknown."""
@@ -131,19 +71,11 @@ class Tracer:
         """One request's timeline; None if the tracer does not know it."""
         # The id is chosen by the caller and may contain anything; it must remain one segment of the path.
         response = self._response(f"/api/requests/{quote(request_id, safe='')}", engine=engine)
-        return None if response.status_code == 404 else self._decoded(response, dict)
+        return None if response.status_code == 404 else self._decoded(response)
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
-
-    def _object(self, path: str, **parameters: str | int) -> Row:
-        answer: Row = self._decoded(self._response(path, **parameters), dict)
-        return answer
-
-    def _list(self, path: str, **parameters: str | int) -> list[Row]:
-        answer: list[Row] = self._decoded(self._response(path, **parameters), list)
-        return answer
 
     def _response(self, path: str, **parameters: str | int) -> httpx.Response:
         """A successful response, or a 404."""
@@ -175,14 +107,13 @@ class Tracer:
             raise TracerAway(f"The token for the tracer cannot be read: {error}.") from error
         return {"authorization": f"Bearer {token}"}
 
-    def _decoded(self, response: httpx.Response, expected: type) -> Any:
+    def _decoded(self, response: httpx.Response) -> Any:
         try:
-            answer = None if response.status_code == 404 else response.json()
-        except ValueError:
-            answer = None
-        if not isinstance(answer, expected):
-            raise TracerAway(f"The server at {self.url} is not a kvtrail tracer. Name the tracer with --tracer.")
-        return answer
+            return response.raise_for_status().json()
+        except (ValueError, httpx.HTTPStatusError) as error:
+            raise TracerAway(
+                f"The server at {self.url} is not a kvtrail tracer. Name the tracer with --tracer."
+            ) from error
 
 
 def _failed(error: httpx.HTTPError) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from kvtrail.dashboard.content import palette
+from kvtrail.dashboard import palette
 from kvtrail.exposure import is_local
 from kvtrail.refused import Refused
 
@@ -25,9 +25,7 @@ CA_VARIABLE = "KVTRAIL_DASHBOARD_TRACER_CA"
 TRACES_VARIABLE = "KVTRAIL_DASHBOARD_TRACES"
 """The same for the address of traces in Jaeger or Tempo; users may also set it."""
 LOGIN_VARIABLE = "KVTRAIL_DASHBOARD_LOGIN_TOKEN_FILE"
-HEADER_VARIABLE = "KVTRAIL_DASHBOARD_LOGIN_HEADER"
-PROXIES_VARIABLE = "KVTRAIL_DASHBOARD_LOGIN_PROXY"
-"""The same for the login: the token file, and the header and networks of trusted proxies."""
+"""The same for the login's token file."""
 TRACE_ID = "{trace_id}"
 """The placeholder of the trace id in that address."""
 
@@ -68,20 +66,6 @@ TRACE_ID = "{trace_id}"
     " file stops working at once.",
 )
 @click.option(
-    "--login-header",
-    default="",
-    metavar="NAME",
-    help="Header in which a proxy names the user, such as X-Forwarded-User. Its users need no token.",
-)
-@click.option(
-    "--login-proxy",
-    multiple=True,
-    default=("127.0.0.0/8", "::1"),
-    show_default=True,
-    metavar="NETWORK",
-    help="Network of such a proxy; from anywhere else the header is ignored. May be given several times.",
-)
-@click.option(
     "--tls-cert",
     type=FILE,
     help="PEM file of the dashboard's certificate. Needs --tls-key.",
@@ -100,8 +84,6 @@ def dashboard(
     token_file: Path | None,
     tracer_ca: Path | None,
     login_token_file: Path | None,
-    login_header: str,
-    login_proxy: tuple[str, ...],
     tls_cert: Path | None,
     tls_key: Path | None,
     insecure: bool,
@@ -120,12 +102,12 @@ def dashboard(
         raise click.BadParameter(f"{traces!r} is not an address with {TRACE_ID} in it", param_hint="--traces")
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key belong together")
-    if login_token_file or login_header:
-        _check_login(login_token_file, login_header, login_proxy)
+    if login_token_file:
+        _check_login(login_token_file)
     elif not (insecure or is_local(host)):
         raise Refused(
             f"on {host}, anybody who reaches this machine could read what the dashboard shows: give --login-token-file,"
-            " --login-header of a proxy that authenticates users, or --insecure"
+            " or --insecure"
         )
     _check_port(host, port)
     scheme = "http" if tls_cert is None else "https"
@@ -133,7 +115,6 @@ def dashboard(
     # Replaces this process, so that signals reach Streamlit itself and nothing is left running.
     files = {TOKEN_VARIABLE: token_file, CA_VARIABLE: tracer_ca, LOGIN_VARIABLE: login_token_file}
     environment = {**os.environ, TRACER_VARIABLE: tracer, TRACES_VARIABLE: traces}
-    environment |= {HEADER_VARIABLE: login_header, PROXIES_VARIABLE: " ".join(login_proxy)}
     environment["FORWARDED_ALLOW_IPS"] = ""  # uvicorn's: otherwise it trusts a proxy's headers for the client's address
     environment |= {name: str(path.absolute()) for name, path in files.items() if path is not None}
     os.execve(sys.executable, arguments(host, port, tls=(tls_cert, tls_key)), environment)
@@ -164,12 +145,12 @@ def arguments(host: str, port: int, *, tls: tuple[Path | None, Path | None] = (N
     return [sys.executable, "-m", "kvtrail.dashboard.run", "run", str(app), *flags]
 
 
-def _check_login(token_file: Path | None, header: str, proxies: tuple[str, ...]) -> None:
-    """Raise if these options admit nobody."""
+def _check_login(token_file: Path) -> None:
+    """Raise if the file admits nobody."""
     from kvtrail.dashboard.login import BadLogin, Login
 
     try:
-        Login(token_file, header, proxies)
+        Login(token_file)
     except BadLogin as error:
         raise Refused(f"{error}") from error
 

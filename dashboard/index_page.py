@@ -12,10 +12,10 @@ from pathlib import Path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvtrail.dashboard.content import palette
+from kvtrail.dashboard import palette
 
 VIEWS = Path(__file__).with_name("views")
-STYLES = [Path(__file__).with_name("style.css"), Path(__file__).parent / "table" / "table.css"]
+STYLES = [Path(__file__).parent / "browser" / "style.css", Path(__file__).parent / "table" / "table.css"]
 _OF_ANOTHER_ANSWER = (b"accept-encoding", b"if-none-match", b"if-modified-since")
 """Headers to which Streamlit would answer with a compressed page, or with none."""
 _FIND_SERVER = """

@@ -1,4 +1,4 @@
-"""Login for a dashboard that other machines reach: with a token, or through a trusted proxy that names the user.
+"""Login for a dashboard that other machines reach: with a token. A proxy that authenticates users may send one itself.
 
 A middleware in front of all of Streamlit: pages, websocket and downloads. A token is entered once, in a form; a signed cookie
 then replaces it for twelve hours, until its user logs out, or the token is removed from the file. No password, account or
@@ -11,9 +11,8 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -25,8 +24,6 @@ from starlette.websockets import WebSocketClose
 
 from kvtrail.exposure import tokens_in
 from kvtrail.tracer.events.bounded import BoundedDict
-
-Network = IPv4Network | IPv6Network
 
 OPEN_PATH = "/_stcore/health"
 """The path of health checks, which have no token."""
@@ -58,39 +55,22 @@ class Login:
 
     Attributes:
         token_file: tokens, one per line; read at every request, so that a removed token stops working at once.
-        header: the header in which a proxy names the user.
-        proxies: networks from which that header is trusted; from elsewhere it is ignored.
     """
 
-    def __init__(
-        self,
-        token_file: Path | None = None,
-        header: str = "",
-        proxies: Sequence[str] = (),
-        *,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """Raises BadLogin if the file has no token, or a network is invalid."""
-        self.token_file, self.header, self._clock = token_file, header, clock
+    def __init__(self, token_file: Path, *, clock: Callable[[], float] = time.time) -> None:
+        """Raises BadLogin if the file has no token."""
+        self.token_file, self._clock = token_file, clock
         self._failures: BoundedDict[str, list[float]] = BoundedDict(MAX_REMEMBERED)
         """By address: when wrong tokens came."""
         self._ended: BoundedDict[str, None] = BoundedDict(MAX_REMEMBERED)
         """The cookies of users who have logged out."""
-        try:
-            self.proxies: list[Network] = [ip_network(each) for each in proxies]
-        except ValueError as error:
-            raise BadLogin(f"{error}") from error
-        if token_file is not None and not self._tokens():
+        if not self._tokens():
             raise BadLogin(f"{token_file} holds no token: write one a line")
 
     def admits(self, scope: Scope) -> bool:
         """Whether a request or websocket comes from a logged-in user."""
-        headers = Headers(scope=scope)
-        host = address_of(scope)
-        if self.header and headers.get(self.header) and self._is_proxy(host):
-            return True
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._takes(token.strip(), host):
+        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._takes(token.strip(), address_of(scope)):
             return True
         return self._is_valid(Request({**scope, "type": "http"}).cookies.get(COOKIE, ""))
 
@@ -134,19 +114,8 @@ class Login:
         given = signature.encode()
         return any(hmac.compare_digest(given, _signature(each, about).encode()) for each in self._tokens())
 
-    def _is_proxy(self, host: str) -> bool:
-        try:
-            address = ip_address(host)
-        except ValueError:
-            return False
-        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:  # IPv4 on a dual-stack socket
-            address = address.ipv4_mapped
-        return any(address in network for network in self.proxies)
-
     def _tokens(self) -> list[bytes]:
         """The valid tokens; none if the file is unreadable, so that nobody is admitted."""
-        if self.token_file is None:
-            return []
         try:
             return tokens_in(self.token_file)
         except (OSError, UnicodeDecodeError):
@@ -203,8 +172,6 @@ class LoginMiddleware:
             return answer
         if self._login.admits(request.scope):
             return RedirectResponse("/", 303) if path == LOGIN else None
-        if self._login.token_file is None:
-            return PlainTextResponse("log in at the proxy that is before this dashboard", 401)
         query = f"?{request.url.query}" if request.url.query else ""
         return _form("/" if path == LOGIN else path + query)
 

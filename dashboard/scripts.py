@@ -14,15 +14,13 @@ from pathlib import Path
 import streamlit as st
 from streamlit.components.v2.types import ComponentRenderer
 
-VIEWS = Path(__file__).with_name("views")
-COPYING = Path(__file__).with_name("copying.js")
-"""How a link is copied, on every page."""
+FOLDER = Path(__file__).with_name("browser")
 
 
 @cache
 def invisible(name: str) -> ComponentRenderer:
-    """A component that draws nothing: the browser runs `views/<name>.js` wherever it is placed. Registered once."""
-    js = (VIEWS / f"{name}.js").read_text()
+    """A component that draws nothing: the browser runs `browser/<name>.js` wherever it is placed. Registered once."""
+    js = (FOLDER / f"{name}.js").read_text()
     return st.components.v2.component(f"kvtrail_{name}", js=js, isolate_styles=False)
 
 

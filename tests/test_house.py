@@ -33,7 +33,7 @@ ROOMS = {
         "settings", "kv_layout", "recording", "offload", "known", "vllm_version", "fingerprints", "tracing", "faults",
         "registration", "simulate", "demo", "commands",
     ],
-    "dashboard": ["client", "content", "command", "live", "table", "views"],
+    "dashboard": ["client", "palette", "glossary", "content", "command", "scripts", "live", "table", "views"],
 }  # fmt: skip
 """A room may import those before it. The OffloadConnector (`offload`) knows nothing of how it is traced."""
 PURE = ["events", "model", "causes", "ledger", "rules", "detect", "savings", "capacity", "liveness"]
@@ -137,7 +137,7 @@ def written() -> Iterator[Path]:
             ["vllm", "torch", "fastapi", "grpc", "streamlit"],
         ),
         (
-            "import kvtrail.dashboard.client, kvtrail.dashboard.content.request_charts, kvtrail.dashboard.live.view",
+            "import kvtrail.dashboard.client, kvtrail.dashboard.content.request.charts, kvtrail.dashboard.live.view",
             ["vllm", "torch", "kvtrail.connector", "grpc", "fastapi", "streamlit"],
         ),
     ],

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.causes import tenant_name
-from kvtrail.dashboard.content.link import Link
+from kvtrail.dashboard.content.text import Link
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.cause_words import cache, name
 from kvtrail.tracer.model.conditions import UNKNOWN
@@ -35,14 +35,6 @@ BY = {"prompt": "length of prompt", "prefix": "beginning of prompt", "cause": "w
 """Dimensions that have another name for people."""
 FILTERS = {"engine": "on", "model": "model", "outcome": "status"}
 """The dimensions that the page of requests has a filter of its own for, and its name in the address."""
-SORTS = {"waited_s": "waiting", "wait_s": "waiting", "duration_s": "duration", "loaded": "loads"}
-"""What the requests of a group are sorted by, where a sort order of the page is about the measure."""
-ICONS = {
-    "death": "error", "contact lost": "error", "deploy": "rocket_launch", "restart": "restart_alt", "reset": "delete_sweep",
-    "end": "stop_circle", "evictions": "delete", "new tenant": "person_add", "traffic": "trending_up",
-    "new prefix": "short_text",
-}  # fmt: skip
-"""Of likely causes, by their kind."""
 FIRST = "computed"
 """The measure that the others explain."""
 EXPLAINS = 0.3
@@ -78,7 +70,7 @@ def sentence(change: Row, engine_names: Mapping[str, str]) -> str:
     before, after = change["whole"]["before"], change["whole"]["after"]
     rate = "" if change["measure"] in OF_A_REQUEST else " a minute"
     from_, to = (_amount(each, change["measure"]) for each in (before, after))
-    parts = [f"**{title(change)}** went from {from_} to {to}{rate}{_ratio(change)}."]
+    parts = [f"**{title(change)}** went from {from_} to {to}{rate}."]
     if (traffic := change["of_traffic"]) is not None and after != before:
         share = traffic / (after - before)
         if share < EXPLAINS:
@@ -115,10 +107,8 @@ def rows(change: Row, engine_names: Mapping[str, str]) -> list[Row]:
 
 
 def links(change: Row, after: TimeRange) -> list[Link]:
-    """The requests of each group, in the second range, those first that the measure is about."""
-    sort = SORTS.get(change["measure"])
-    sorting = {"sort": sort} if sort else {}
-    return [("requests", {**after.address, **sorting, **filters(each)}) for each in change["groups"]]
+    """The requests of each group, in the second range."""
+    return [("requests", {**after.address, **filters(each)}) for each in change["groups"]]
 
 
 def filters(group: Row) -> dict[str, str]:
@@ -180,18 +170,6 @@ def rests_on(report: Row, *, now_ns: int) -> str:
     )
 
 
-def unit(change: Row) -> str:
-    """What its amounts are, for people."""
-    if change["measure"] in OF_A_REQUEST:
-        return "Seconds that the group adds to the mean of all requests: its own mean, by its share of the requests."
-    return f"{title(change)}, a minute."
-
-
-def cause_icon(kind: str) -> str:
-    """The icon of a likely cause, one of Google's Material icons."""
-    return ICONS.get(kind, "arrow_right")
-
-
 def of_cause(cause: Row, after: TimeRange, around: TimeRange) -> Link:
     """Where a likely cause leads: to the requests of its engine, or else to why tokens were computed."""
     if cause["engine"] and cause["kind"] in ("death", "contact lost", "end"):
@@ -218,15 +196,6 @@ def _leaders(groups: Iterable[Row]) -> list[Row]:
 def _times(whole: Row) -> float:
     """By which share of the larger one the two differ."""
     return float(abs(whole["after"] - whole["before"]) / (max(whole["before"], whole["after"]) or 1))
-
-
-def _ratio(change: Row) -> str:
-    before, after = change["whole"]["before"], change["whole"]["after"]
-    if not before or not after or 0.5 < after / before < 2:
-        return ""
-    if after < before:
-        return f" ({text.percent(after / before)} of that)"
-    return f" ({significant(after / before)} times as {'long' if change['measure'].endswith('_s') else 'many'})"
 
 
 def _amount(number: float, measure: str) -> str:

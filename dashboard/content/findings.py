@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
-from kvtrail.dashboard.content.palette import SEVERITY
-from kvtrail.tracer.model.words import count, described, ending, kind, value, without_epochs
+from kvtrail.dashboard.palette import SEVERITY
+from kvtrail.tracer.model.words import count, described, kind, without_epochs
 
 _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
 _LET = re.compile(r"^Let (\w+) = ")
 
 
 def rule_rows(rules: Iterable[Row], *, oldest_first: bool = False) -> list[Row]:
-    """The rules with findings, worst first and what is known last, or those first that were first seen: their severity, their
-    impact, whether they are new or known, their findings over time, and when they were seen."""
+    """The rules with findings, worst first and what is known last, or those first that were first seen: their severity, what
+    they did, whether they are new or known, and when they were seen."""
 
     def weight(rule: Row) -> tuple[Any, ...]:
         loud = rule["not_known"]
@@ -31,14 +30,14 @@ def rule_rows(rules: Iterable[Row], *, oldest_first: bool = False) -> list[Row]:
     return [
         {
             "Severity": [rule["severity"]],
-            "Impact": impact(harmed=rule["harmed"], healed=rule["healed"], findings=rule["looked_at"]),
+            "What they did": impact(harmed=rule["harmed"], healed=rule["healed"], findings=rule["looked_at"]),
             "Rule": rule["rule"],
             **({"Known": words} if any(labels) else {}),
             "Says": rule["title"],
             "Findings": rule["findings"],
             "Requests": rule["requests"],
-            "First seen": _moment(rule["first_ns"]),
-            "Last seen": _moment(rule["last_ns"]),
+            "First seen": text.moment(rule["first_ns"]),
+            "Last seen": text.moment(rule["last_ns"]),
         }
         for rule, words in zip(order, labels, strict=True)
     ]
@@ -65,14 +64,15 @@ def seen(rule: Row, *, now_ns: int) -> str:
     return f"{'; '.join(parts)}."
 
 
+def reasons(findings: Iterable[Row]) -> list[str]:
+    """Why those of the findings are known that are, each reason once."""
+    return list(dict.fromkeys(why_known(finding["known"]) for finding in findings if finding["known"]))
+
+
 def why_known(known: Row) -> str:
     """Until when a finding is known, and why."""
     until = f" until {known['until']}" if known["until"] else ""
     return f"Known{until}: {known['why']}"
-
-
-def _moment(at_ns: int) -> datetime | None:
-    return datetime.fromtimestamp(at_ns / 1e9, UTC) if at_ns else None
 
 
 def impact(*, harmed: int, healed: int, findings: int) -> str:
@@ -88,15 +88,6 @@ def sample(rules: Sequence[Row]) -> str:
     """A sentence if only some of the findings were asked what they did, with a blank before it; else an empty text."""
     looked_at, found = (sum(rule[name] for rule in rules) for name in ("looked_at", "findings"))
     return "" if looked_at >= found else f" Impact and requests are those of the latest {count(looked_at)}."
-
-
-def latest_of_each_rule(findings: Iterable[Row], *, most: int) -> list[Row]:
-    """The latest finding of each of the first `most` rules, of those that nobody knows of first: findings of one rule read
-    alike."""
-    latest: dict[str, Row] = {}
-    for finding in sorted(findings, key=lambda finding: bool(finding["known"])):
-        latest.setdefault(finding["rule"], finding)
-    return list(latest.values())[:most]
 
 
 def trend_rows(trend: Row) -> list[Row]:
@@ -116,15 +107,13 @@ def finding_rows(findings: Sequence[Row]) -> list[Row]:
     some_are_known = any(finding["known"] for finding in findings)
     return [
         {
-            "Last seen": datetime.fromtimestamp(finding["last_ns"] / 1e9, UTC),
+            "Last seen": text.moment(finding["last_ns"]),
             "Severity": [finding["severity"]],
             "Impact": [finding["did"]],
             "Rule": finding["rule"],
             **({"Known": ["known"] if finding["known"] else []} if some_are_known else {}),
             "Request": finding["external"] or finding["request"],
             "Says": sentences(finding)[-1],
-            "Preemptions": finding["epoch"],
-            "Connector": finding["connector"],
             "Engine": finding["engine_name"],
             "Model": finding["model"] or None,
         }
@@ -173,10 +162,3 @@ def evidence(finding: Row, steps: Mapping[str, int]) -> list[Row]:
         }
         for witness in finding["witness"]
     ]
-
-
-def numbers(finding: Row) -> list[Row]:
-    """The numbers in the sentences, by the rule's names for them, and how often the same was seen again."""
-    again = [{"Number": "seen again", "Value": ending(finding["count"] - 1)}] if finding["count"] > 1 else []
-    named = finding["numbers"].items()
-    return [*({"Number": name.replace("_", " "), "Value": value(number)} for name, number in named), *again]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import log, sqrt
 from typing import Any
 
 import altair as alt
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.palette import BLUE, GREY
+from kvtrail.dashboard.content.charts import MOMENT, Chart, data, framed, time_axis
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.dashboard.content.trends import MOMENT, Chart, framed, time_axis
+from kvtrail.dashboard.palette import BLUE
 from kvtrail.tracer.model.cause_words import name as cause_name
 from kvtrail.tracer.model.causes import Cause
 from kvtrail.tracer.model.words import count, duration, percent, some
@@ -52,47 +51,9 @@ LABELS = (
 """The text of a label; the axis has seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Area:
-    """A part of the heat map: requests that started in a range of time and took `low_ns` or more, and less than `high_ns`."""
-
-    since_ns: int
-    until_ns: int
-    low_ns: int
-    high_ns: int
-
-    @property
-    def text(self) -> str:
-        """As an address holds it."""
-        return f"{self.since_ns}~{self.until_ns}~{self.low_ns}~{self.high_ns}"
-
-    def where(self, of: str, others: str = "") -> str:
-        """The conditions that select its requests, with others that are to be met, too."""
-        own = f"{of} >= {self.low_ns}ns and {of} < {self.high_ns}ns"
-        return f"{others} and {own}" if others else own
-
-    def filters(self, of: str, chosen: Mapping[str, str]) -> dict[str, str | int]:
-        """The parameters of `/api/requests` that select its requests, with other filters."""
-        where = self.where(of, chosen.get("where", ""))
-        return {**chosen, "where": where, "since_ns": self.since_ns, "before_ns": self.until_ns}
-
-    @property
-    def range(self) -> TimeRange:
-        """Its time."""
-        return TimeRange(self.since_ns, self.until_ns)
-
-
-def area_of(text: str) -> Area | None:
-    """The area that an address holds; None if it holds none."""
-    parts = text.split("~")
-    if len(parts) != 4 or not all(part.isdecimal() for part in parts):
-        return None
-    area = Area(*map(int, parts))
-    return area if area.since_ns < area.until_ns and area.low_ns < area.high_ns else None
-
-
-def drawn(selection: Mapping[str, Any], answer: Row) -> Area | None:
-    """The cells of the heat map that a drawn rectangle touches; None if it touches none."""
+def drawn(selection: Mapping[str, Any], answer: Row) -> dict[str, str] | None:
+    """The requests in the cells of the heat map that a drawn rectangle touches, as the address of the page of requests: their
+    range of time, and a condition on their duration. None if it touches none."""
     times, lengths = selection.get(MOMENT), selection.get("low")
     if not times or not lengths:
         return None
@@ -107,12 +68,12 @@ def drawn(selection: Mapping[str, Any], answer: Row) -> Area | None:
     ]
     if not touched:
         return None
-    return Area(
-        min(cell["at_ns"] for cell in touched),
-        max(cell["at_ns"] for cell in touched) + answer["step_ns"],
-        min(cell["low_ns"] for cell in touched),
-        max(cell["high_ns"] for cell in touched),
-    )
+    begins, lows, highs = ([cell[name] for cell in touched] for name in ("at_ns", "low_ns", "high_ns"))
+    of = answer["of"]
+    return {
+        **TimeRange(min(begins), max(begins) + answer["step_ns"]).address,
+        "where": f"{of} >= {min(lows)}ns and {of} < {max(highs)}ns",
+    }
 
 
 def cells(answer: Row) -> list[dict[str, int]]:
@@ -168,9 +129,9 @@ def measure_rows(answer: Row) -> list[Row]:
         {
             "Time": name,
             "Requests": each["requests"],
-            "Half within": duration(each["p50_ns"]),
-            "90 % within": duration(each["p90_ns"]),
-            "99 % within": duration(each["p99_ns"]),
+            "p50": each["p50_ns"] / 1e9,
+            "p90": each["p90_ns"] / 1e9,
+            "p99": each["p99_ns"] / 1e9,
         }
         for of, name in MEASURES.items()
         if (each := by_name.get(of)) and each["requests"]
@@ -183,34 +144,35 @@ def measures_shown(answer: Row) -> list[str]:
     return [of for of in MEASURES if of in present]
 
 
-def heat_map(answer: Row, area: Area | None, *, dark: bool) -> Chart:
-    """How many requests started when and took how long; what lies outside of the chosen area is grey."""
+def heat_map(answer: Row, *, dark: bool) -> Chart:
+    """How many requests started when and took how long."""
     most = max(answer["cells"]["requests"], default=1)
     step_ns = answer["step_ns"]
     rows = [
         {MOMENT: cell["at_ns"] / 10**6, "to": (cell["at_ns"] + step_ns) / 10**6, "low": seconds_shown(cell["low_ns"]),
          "high": seconds_shown(cell["high_ns"]), "requests": cell["requests"],
-         "took": f"{duration(cell['low_ns'])} to {duration(cell['high_ns'])}",
-         "is_chosen": area is None or _is_in(cell, area)}
+         "took": f"{duration(cell['low_ns'])} to {duration(cell['high_ns'])}"}
         for cell in cells(answer)
     ]  # fmt: skip
-    colours = alt.Scale(domain=[True, False], range=[BLUE.on(dark=dark), GREY.on(dark=dark)])
+    seconds = sorted(row[end] for row in rows for end in ("low", "high")) or [0.001, 1.0]
+    # The ends are given, since the rows come after the spec.
+    durations = alt.Scale(type="log", nice=False, domain=[seconds[0], max(seconds[-1], seconds[0] * 2)])
+    axis = alt.Axis(values=TICKS_S, minExtent=52, maxExtent=52, labelPadding=6, labelExpr=LABELS)
     shades = alt.Scale(type="log", domain=[1, max(2, most)], range=[*SHADES])
-    drawn_: Chart = (
-        alt.Chart(_data(rows, "heat map"))
-        .mark_rect(cursor="crosshair", clip=True)
+    cells_: Chart = (
+        alt.Chart(data(rows, "heat map"))
+        .mark_rect(cursor="crosshair", clip=True, color=BLUE.on(dark=dark))
         .encode(
             x=time_axis(answer["since_ns"], answer["until_ns"], step_ns),
             x2="to:T",
-            y=_duration_axis("low", (row[end] for row in rows for end in ("low", "high"))),
+            y=alt.Y("low:Q", title=None, scale=durations, axis=axis),
             y2="high:Q",
-            color=alt.Color("is_chosen:N", scale=colours, legend=None),
             opacity=alt.Opacity("requests:Q", scale=shades, legend=None),
             tooltip=[alt.Tooltip("requests:Q", format=",d"), alt.Tooltip("took:N")],
         )
     )
     brush = alt.selection_interval(name=AREA, encodings=["x", "y"])
-    return framed(drawn_.add_params(brush).properties(height=_HEIGHT))
+    return framed(cells_.add_params(brush).properties(height=_HEIGHT))
 
 
 def scale(answer: Row, *, dark: bool) -> dict[str, str]:
@@ -230,30 +192,6 @@ def _shade(number: int, most: int) -> float:
     return least + (strongest - least) * log(number) / log(most)
 
 
-def _is_in(cell: Mapping[str, int], area: Area) -> bool:
-    return (
-        area.since_ns <= cell["at_ns"] < area.until_ns
-        and area.low_ns <= cell["low_ns"]
-        and cell["high_ns"] <= area.high_ns
-    )
-
-
-def duration_scale(seconds: Iterable[float]) -> alt.Scale:
-    """A logarithmic scale for these durations. Its ends are given, since the rows come after the spec."""
-    known = sorted(seconds)
-    low, high = (known[0], known[-1]) if known else (0.001, 1.0)
-    return alt.Scale(type="log", nice=False, domain=[low, max(high, low * 2)])
-
-
-def _duration_axis(field: str, seconds: Iterable[float]) -> alt.Y:
-    axis = alt.Axis(values=TICKS_S, minExtent=52, maxExtent=52, labelPadding=6, labelExpr=LABELS)
-    return alt.Y(f"{field}:Q", title=None, scale=duration_scale(seconds), axis=axis)
-
-
 def seconds_shown(ns: int) -> float:
     """For an axis that has no zero."""
     return max(ns, 1000) / 1e9
-
-
-def _data(rows: Sequence[Row], name: str) -> Any:
-    return alt.InlineData(values=list(rows), name=name)

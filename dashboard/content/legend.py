@@ -38,13 +38,3 @@ def legend(entries: Iterable[Entry]) -> str:
 def of_colours(colours: Mapping[str, str], *, mark: str = "bar") -> str:
     """The legend of a chart: what each colour means."""
     return legend(Entry(name, colour, mark) for name, colour in colours.items())
-
-
-def bar(entries: Iterable[Entry], amounts: Iterable[float]) -> str:
-    """A bar of parts, to scale; empty parts are left out."""
-    segments = (
-        f'<i title="{escape(entry.name)}" style="flex-grow: {amount}; --colour: {escape(entry.colour)}"></i>'
-        for entry, amount in zip(entries, amounts, strict=True)
-        if amount
-    )
-    return f'<div class="parts">{"".join(segments)}</div>'

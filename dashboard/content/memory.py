@@ -12,15 +12,9 @@ from kvtrail.dashboard.content import text
 from kvtrail.tracer.model import store_size
 from kvtrail.tracer.model.cause_words import cache, in_sums
 from kvtrail.tracer.model.causes import REUSED
-from kvtrail.tracer.model.words import count, percent, size, some
+from kvtrail.tracer.model.words import percent, size, some
 
 MIB, GIB = 1 << 20, 1 << 30
-LARGER = (1.5, 2, 4)
-"""The sizes compared with today's store, as multiples of it."""
-NEGLIGIBLE, MARGIN = 0.02, 2
-"""The share of the curve's maximum below which points are left out; the factor by which the axis begins below the others."""
-LEAST_GAIN = 0.002
-"""A smaller gain counts as none."""
 _OF_NO_SIZE = ("new", "unaligned", "last-token", "unknown")
 """Causes that no store of any size changes, or that are not known."""
 
@@ -109,8 +103,8 @@ def better_of(savings: Row, engines: Iterable[Row]) -> str:
     return better(curve, limit=limit_of(curve, engines), given=given_of(curve, savings), place=place(curve, savings))
 
 
-def rows(curve: Row, *, held: float | None = None) -> list[Row]:
-    """The points of the curve, without negligible ones of small stores; `held` is today's size in chunks."""
+def rows(curve: Row) -> list[Row]:
+    """The points of the curve."""
     _, chunk = unit(curve)
     return [
         {
@@ -121,17 +115,8 @@ def rows(curve: Row, *, held: float | None = None) -> list[Row]:
             "held": stored(curve, point["chunks"]),
             "given": text.percent(point["share"]) + (f" ± {200 * point['error']:.1f}" if point["error"] else ""),
         }
-        for point in curve["points"][_first(curve, held) :]
+        for point in curve["points"]
     ]
-
-
-def _first(curve: Row, held: float | None) -> int:
-    """The index of the first point to show."""
-    points = curve["points"]
-    least = points[-1]["share"] * NEGLIGIBLE
-    begin = min(point["chunks"] for point in points if point["share"] >= least) / MARGIN
-    begin = min(begin, held / MARGIN) if held else begin
-    return sum(1 for point in points if point["chunks"] < begin)
 
 
 def stored(curve: Row, chunks: float) -> str:
@@ -143,17 +128,13 @@ def sentences(
     curve: Row,
     *,
     limit: int | None,
-    rate: float | None,
-    hours: float,
     given: float | None = None,
     causes: Mapping[str, int] | None = None,
     is_gone: bool = False,
 ) -> str:
-    """What today's store gives, what larger ones would have given, and the size beyond which nothing is gained.
+    """What today's store gives, and the size beyond which nothing is gained.
 
     Args:
-        rate: the engine's prefill rate, in tokens per second; None if not known.
-        hours: the time that the curve covers.
         given: the measured share of today's store.
         causes: the tokens by cause and tier, where they are recorded.
         is_gone: whether the engine has ended, so that the limit of its store is not reported any more.
@@ -178,19 +159,7 @@ def sentences(
                 f" room{_instead(causes or {})}. {most}"
             )
         return f"Today's {stored(curve, held)} have room for all that is asked for again.{measured} {most}"
-    today_gives = f"Today's {stored(curve, held)} give {percent(now)} of what vLLM's own cache does not hold.{measured}"
-    gains = [((times - 1) * held, share_at(curve, times * held) - now) for times in LARGER]
-    larger = [
-        (stored(curve, more), _worth(gain * curve["wanted"] / hours if hours else 0.0, rate))
-        for more, gain in gains
-        if gain > LEAST_GAIN
-    ]
-    if not larger:
-        return f"{today_gives} Up to {stored(curve, LARGER[-1] * held)}, nothing more is gained. {most}"
-    (more, worth), *rest = larger
-    others = "".join(f", {more} more {worth}" for more, worth in rest)
-    would = f"saved {worth} of prefill an hour" if rate else f"given {worth} an hour"
-    return f"{today_gives} {more} more would have {would}{others}. {most}"
+    return f"Today's {stored(curve, held)} give {percent(now)} of what vLLM's own cache does not hold.{measured} {most}"
 
 
 def counted_since(curve: Row) -> str:
@@ -221,8 +190,3 @@ def _unsized(limit: int | None, *, is_gone: bool) -> str:
     if limit is None:
         return "its engine has ended" if is_gone else "its settings name no limit"
     return "no worker reports the bytes of its copies"
-
-
-def _worth(tokens: float, rate: float | None) -> str:
-    """Tokens, or the seconds of prefill that they take."""
-    return text.seconds(tokens / rate) if rate else f"{count(tokens)} tokens"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import efficiency, findings, palette, text
+from kvtrail.dashboard.content import findings, savings, text
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.words import count, some
 
@@ -43,16 +44,10 @@ def statements(status: Row, shown: TimeRange) -> list[Statement]:
     ]
 
 
-def shown_at_once(statements: int, most: int) -> int:
-    """How many sentences are not folded: `most`, or one more where it would be folded alone, since its fold would take its
-    place."""
-    return statements if statements <= most + 1 else most
-
-
-def cards(status: Row, savings: Row) -> list[tuple[str, str, str, str]]:
-    """The few numbers of the range that are not zero: name, value, note, and the glossary's term. `savings` are those of
-    efficiency; rates are by the minutes of the status."""
-    sums, outcomes, rules = savings["worth"], status["outcomes"], status["rules"]
+def cards(status: Row, saved: Row) -> list[tuple[str, str, str, str]]:
+    """The few numbers of the range that are not zero: name, value, note, and the glossary's term. `saved` is the answer
+    of `/api/efficiency`; rates are by the minutes of the status."""
+    sums, outcomes, rules = saved["worth"], status["outcomes"], status["rules"]
     began = sum(outcomes.values())
     waited_s = sums["waited_s"] + sums["postponed_s"]
     found = sum(rule["findings"] for rule in rules)
@@ -62,8 +57,8 @@ def cards(status: Row, savings: Row) -> list[tuple[str, str, str, str]]:
             sums["asked"],
             ("Hit rate", text.percent(sums["hit_share"]), f"of {text.short(sums['asked'])} tokens", "hit rate"),
         ),
-        (sums["spared"], ("Prefill saved", text.percent(efficiency.saved_share(sums)), _saved(sums), "prefill saved")),
-        (waited_s, ("Waited for KV", text.seconds(waited_s), efficiency.waits(sums), "waited for KV")),
+        (sums["spared"], ("Prefill saved", text.percent(savings.saved_share(sums)), _saved(sums), "prefill saved")),
+        (waited_s, ("Waited for KV", text.seconds(waited_s), savings.waits(sums), "waited for KV")),
         (
             sums["preemptions"],
             (
@@ -113,10 +108,3 @@ def engine_settings(url: str, *, wants_token: bool) -> str:
         settings.append("OTEL_EXPORTER_OTLP_HEADERS='authorization=Bearer%20TOKEN'")
     connector = '\'{"kv_connector": "OffloadConnector", "kv_role": "kv_both"}\''
     return " \\\n".join([*settings, f"vllm serve MODEL --kv-transfer-config {connector}"])
-
-
-DEMO = """\
-kvtrail demo --folder .demo-beside \\
-  --grpc-port 14317 --http-port 14318 \\
-  --dashboard-port 18501"""
-"""A demo that can run beside this tracer and dashboard: it has its own folder and ports."""

@@ -1,13 +1,15 @@
-"""The list of requests: rows, orders and filters."""
+"""Requests: rows, filters and orders; and groups of requests, as `/api/latency/groups` returns them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from typing import Any
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import palette, text
-from kvtrail.dashboard.content.fleet import LIVE_NS
+from kvtrail.dashboard.content import text
+from kvtrail.dashboard.content.causes import tenant_name
+from kvtrail.tracer.model.words import duration, percent, some
 
 ORDERS = {
     "latest": "latest first",
@@ -25,6 +27,21 @@ ENDS = {name: palette.label(name) for name in palette.OUTCOME if name != "runnin
 """The outcomes of requests that have ended, for people."""
 STATUS = {**palette.STATUS, **palette.OUTCOME}
 """The words for a request: its status while it runs, then its outcome."""
+LIVE_NS = 30 * 10**9
+"""A request with a later event is taken to go on, if no recorder says otherwise."""
+DIMENSIONS = {
+    "engine": "Engine",
+    "model": "Model",
+    "connector": "Connector",
+    "tenant": "Tenant",
+    "prefix": "Prompt prefix",
+}
+"""What requests are grouped by. A prefix is a hash, which stands for the first 64 tokens of a prompt."""
+CHOICES = {name: f"By {text.lower()}" for name, text in DIMENSIONS.items()}
+PERCENTILES = ("p50", "p90", "p99")
+SHARES = ("Hit rate", "vLLM's own")
+_OWN_FILTER = {"engine": "on", "model": "model"}
+"""The dimensions for which the page of requests has a filter; the others are conditions."""
 
 
 def status(request: Row) -> str:
@@ -39,6 +56,11 @@ def filters(chosen: Mapping[str, str]) -> dict[str, str]:
     if word is None:
         return given
     return given | ({"outcome": word} if word in ENDS else {"status": word, "outcome": "running"})
+
+
+def as_address(chosen: Mapping[str, str]) -> dict[str, str]:
+    """The choices as the page's address has them."""
+    return {ADDRESS.get(name, name): value for name, value in chosen.items()}
 
 
 def filters_of_groups(chosen: Mapping[str, str], search: str = "") -> tuple[dict[str, str], list[str]]:
@@ -69,17 +91,14 @@ def request_rows(requests: Iterable[Row], *, now_ns: int) -> list[Row]:
             "Status": [status(request)],
             "Verdict": [request["verdict"]],
             "Findings": request["findings"],
-            "Started": datetime.fromtimestamp(request["started_ns"] / 1e9, UTC),
+            "Started": text.moment(request["started_ns"]),
             "Duration": duration_ns(request, now_ns=now_ns) / 1e9,
             "Waited": request["waited_ns"] / 1e9,
             "Prompt": request["prompt"],
             "Loaded": request["loaded"],
-            "Loads": request["loads"],
             "Recomputed": request["recomputed"],
-            "Stored": request["stored"],
             "Preemptions": request["epoch"],
             "Engine": request["engine_name"],
-            "Service": request["service"] or None,
             "Model": request["model"] or None,
             "Connector": request["connector"] or None,
         }
@@ -106,3 +125,59 @@ def duration_ns(request: Row, *, now_ns: int) -> int:
         is_over = request["status"] == "failed" or now_ns - request["last_ns"] > LIVE_NS
         end_ns = request["last_ns"] if is_over else now_ns
     return max(0, int(end_ns) - int(request["started_ns"]))
+
+
+def group_rows(answer: Row) -> list[Row]:
+    """A row for each group: percentiles in seconds, and shares of the tokens of its prompts in percent."""
+    return [
+        {
+            DIMENSIONS[answer["by"]]: _group_name(answer["by"], group),
+            "Requests": group["all_requests"],
+            **dict(zip(PERCENTILES, map(_seconds, (group["p50_ns"], group["p90_ns"], group["p99_ns"])), strict=True)),
+            "Tokens": group["asked"],
+            **dict(zip(SHARES, (_share(group, group["loaded"]), _share(group, group["held"])), strict=True)),
+        }
+        for group in answer["groups"]
+    ]
+
+
+def group_filters(answer: Row, others: Mapping[str, str]) -> list[dict[str, str]]:
+    """For each group what selects its requests, in the address of that page; `others` are the conditions in use."""
+    by, where = answer["by"], others.get("where", "")
+    found = []
+    for group in answer["groups"]:
+        if by in _OWN_FILTER:
+            found.append({_OWN_FILTER[by]: group["name"]})
+        else:
+            own = f"{by} = {group['name']}"
+            found.append({"where": f"{where} and {own}" if where and own not in where else own})
+    return found
+
+
+def group_note(answer: Row, time: str) -> str:
+    """What the table shows, in a sentence; `time` names the measure of its percentiles."""
+    more = ""
+    if others := answer["others"]:
+        more = f" Not shown: {some(others['all_requests'], 'request')} of smaller groups"
+        if others["p50_ns"] is not None:
+            more += f", half of them within {duration(others['p50_ns'])}"
+        if others["hit_rate"] is not None:
+            more += f"; their hit rate is {percent(others['hit_rate'])}"
+        more += "."
+    times = f"The times are “{time}”, within 4.5 %."
+    return f"{some(answer['requests'], 'request')}. {times} Click a row to see its requests.{more}"
+
+
+def _group_name(by: str, group: Mapping[str, Any]) -> str:
+    name, text = str(group["name"]), str(group["text"])
+    if by == "tenant":
+        return tenant_name(name, {name: text} if text != name else {})
+    return text or "not known"
+
+
+def _seconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / 1e9
+
+
+def _share(group: Mapping[str, Any], tokens: int) -> float | None:
+    return 100 * tokens / group["asked"] if group["asked"] else None

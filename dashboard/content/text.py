@@ -1,4 +1,4 @@
-"""Times, shares and untrusted text, as the pages show them.
+"""Times, shares, links and untrusted text, as the pages show them.
 
 Counts, durations and events in words come from `kvtrail.tracer.model.words`, which `audit` shares.
 """
@@ -6,11 +6,16 @@ Counts, durations and events in words come from `kvtrail.tracer.model.words`, wh
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from kvtrail.tracer.model.findings import clock as time_of_day
 from kvtrail.tracer.model.findings import day
 from kvtrail.tracer.model.words import NOTHING, duration, significant, size
 
+Link = tuple[str, Mapping[str, str]]
+"""A page, and the query of its address."""
 WORD_JOINER = "\u2060"
 _ADDRESS = re.compile(r"(?i)(?:https?|ftp|mailto|xmpp)\\?:|www|@")
 """What Markdown turns into a link by itself; a joiner after it prevents that."""
@@ -22,6 +27,11 @@ def clock(at_ns: int | None, *, now_ns: int | None = None) -> str:
         return NOTHING
     is_today = day(at_ns) == day(now_ns or at_ns)
     return time_of_day(at_ns) if is_today else f"{day(at_ns)} {time_of_day(at_ns)}"
+
+
+def moment(at_ns: int) -> datetime | None:
+    """A moment for a table; None for 0, which is not known."""
+    return datetime.fromtimestamp(at_ns / 1e9, UTC) if at_ns else None
 
 
 def rate(per_second: float) -> str:
@@ -72,9 +82,13 @@ def prose(text: str) -> str:
     return "".join(f"`{part}`" if number % 2 else plain(part) for number, part in enumerate(parts))
 
 
-def paragraphs(text: str, *, without: str = "") -> str:
-    """A docstring as paragraphs: lines joined, indentation removed, its first sentence dropped if it is `without`."""
-    joined = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip())]
-    if joined and without and joined[0].rstrip(".") == without.rstrip("."):
-        joined = joined[1:]
-    return "\n\n".join(joined)
+def address(link: Link) -> str:
+    """A link as the address of another page beside the one that is shown."""
+    page, query = link
+    return f"{page}?{urlencode(query)}"
+
+
+def of_address(address: str) -> Link:
+    """The link that has this address."""
+    parts = urlsplit(address)
+    return parts.path, dict(parse_qsl(parts.query, keep_blank_values=True))

@@ -76,18 +76,6 @@ class TimeRange:
             " to ".join(clock(end).partition(".")[0] if is_today else _moment(end, fine=False) for end in ends) + " UTC"
         )
 
-    def shifted(self, by: float) -> TimeRange:
-        """Moved by a multiple of its length, and then fixed."""
-        move = round((self.until_ns - self.since_ns) * by)
-        return _between(self.since_ns + move, self.until_ns + move) or self
-
-    def zoomed_out(self) -> TimeRange:
-        """Twice as long around the same middle; a range that follows the clock still does."""
-        length = self.until_ns - self.since_ns
-        if self.relative and self.relative.endswith(" to now"):
-            return _between(self.since_ns - length, self.until_ns, f"now-{_length(2 * length)} to now") or self
-        return _between(self.since_ns - length // 2, self.until_ns + length // 2) or self
-
     def narrowed(self, begin_ms: float, end_ms: float) -> TimeRange | None:
         """The part drawn on a chart, in Unix milliseconds; None if it is too short to show anything."""
         begin_ns, end_ns = sorted(round(at_ms) * 10**6 for at_ms in (begin_ms, end_ms))
@@ -183,8 +171,3 @@ def _moment(at_ns: int, *, fine: bool = True) -> str:
     """2026-11-20 20:11:25, with milliseconds if `fine` and not zero."""
     time = clock(at_ns).removesuffix(".000")
     return f"{day(at_ns)} {time if fine else time.partition('.')[0]}"
-
-
-def _length(ns: int) -> str:
-    unit = next(unit for unit in reversed(_UNITS) if ns % _UNITS[unit] == 0 or unit == "s")
-    return f"{ns // _UNITS[unit]}{unit}"

@@ -1,5 +1,5 @@
-"""What was computed although a cache had held it, in sentences and rows: the most expensive prefixes, who pays for them, and
-which requests.
+"""What was computed although a cache had held it, in sentences and rows: the most expensive prefixes, which tenants pay for
+them, and which requests.
 
 An `answer` is what `/api/waste` returns, defined in tracer/serve/api/waste.py.
 """
@@ -7,24 +7,15 @@ An `answer` is what `/api/waste` returns, defined in tracer/serve/api/waste.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.causes import tenant_name
-from kvtrail.dashboard.content.link import Link
-from kvtrail.tracer.model.cause_words import cache, name
+from kvtrail.dashboard.content.text import Link
 from kvtrail.tracer.model.words import count, some
 
-PREFIX = "prefix"
-CHOSEN = ("tenant", "cause", PREFIX)
+CHOSEN = ("tenant", "prefix")
 """What a click on a row narrows the page down to, besides the page's filters; names in the address and of the API."""
-KINDS = {
-    "tenant": "By tenant", "model": "By model", "engine": "By engine", "cause": "By cause",
-}  # fmt: skip
-"""What waste is grouped by besides prefixes, each the name of a filter, and its heading."""
-ADDRESS = {"engine": "on"}
-"""Filters' names in the address: a request's page has an `engine` of its own there."""
 NOT_RECORDED = "not recorded"
 
 
@@ -53,33 +44,16 @@ def sentence(answer: Row) -> str:
     return " ".join(parts)
 
 
-def rows(answer: Row, kind: str) -> list[Row]:
-    """The groups of one kind, the most tokens first."""
+def tenant_rows(answer: Row) -> list[Row]:
+    """The tenants, those that pay most first."""
     whole = answer["whole"]["tokens"]
-    return [
-        {_heading(kind): label(answer, kind, each), **_numbers(each, whole, is_cause=kind == "cause")}
-        for each in answer[f"by_{kind}"]
-    ]
-
-
-def label(answer: Row, kind: str, group: Row) -> str:
-    """A group, for people."""
-    value = str(group[kind])
-    if kind == "tenant":
-        return tenant_name(value, {value: group["tenant_name"]} if group["tenant_name"] else {})
-    if kind == "engine":
-        return str(answer["engine_names"].get(value, value))
-    if kind == "cause":
-        return f"{name(value)} ({cache(group['tier'])})" if group["tier"] else name(value)
-    return value or "not known"
+    return [{"Tenant": _tenant(each), **_numbers(each, whole)} for each in answer["by_tenant"]]
 
 
 def narrowed_to(answer: Row, chosen: Mapping[str, str]) -> str:
     """What the page is narrowed down to, for people."""
-    texts = []
-    for kind, value in chosen.items():
-        group = next((each for each in answer.get(f"by_{kind}", ()) if each[kind] == value), None)
-        texts.append(f"{kind} {value if group is None or kind == PREFIX else label(answer, kind, group)}")
+    names = {each["tenant"]: _tenant(each) for each in answer["by_tenant"]}
+    texts = [f"{kind} {names.get(value, value) if kind == 'tenant' else value}" for kind, value in chosen.items()]
     return f"Only {', '.join(texts)}: show all"
 
 
@@ -91,7 +65,7 @@ def prefix_rows(answer: Row) -> list[Row]:
             "Prefix": each["prefix"],
             "Lost from token": each["start"],
             **_numbers(each, whole),
-            "Latest": datetime.fromtimestamp(each["last_ns"] / 1e9, UTC),
+            "Latest": text.moment(each["last_ns"]),
         }
         for each in answer["by_prefix"]
     ]
@@ -104,7 +78,7 @@ def request_rows(answer: Row) -> list[Row]:
         {
             "Request": each["request"],
             "Engine": names.get(each["engine"], each["engine"]),
-            "Admitted": datetime.fromtimestamp(each["last_ns"] / 1e9, UTC),
+            "Admitted": text.moment(each["last_ns"]),
             "Tokens": each["tokens"],
             "Prefill": each["seconds"],
             "Lost from token": each["start"],
@@ -116,14 +90,15 @@ def request_rows(answer: Row) -> list[Row]:
 
 def narrowed(answer: Row, kind: str, given: Mapping[str, str]) -> list[Link]:
     """This page, narrowed down to each group of a kind."""
-    return [("savings", {**given, ADDRESS.get(kind, kind): str(each[kind])}) for each in answer[f"by_{kind}"]]
+    return [("savings", {**given, kind: str(each[kind])}) for each in answer[f"by_{kind}"]]
 
 
-def _numbers(group: Row, whole: int, *, is_cause: bool = False) -> Row:
-    """What a group adds. An admission with several causes counts for one of them, so causes have no number of admissions."""
-    found = {"Tokens": group["tokens"], "Share": group["tokens"] / whole * 100 if whole else None}
-    return {**found, "Prefill": group["seconds"], **({} if is_cause else {"Admissions": group["admissions"]})}
+def _tenant(group: Row) -> str:
+    value = str(group["tenant"])
+    return tenant_name(value, {value: group["tenant_name"]} if group["tenant_name"] else {})
 
 
-def _heading(kind: str) -> str:
-    return kind.capitalize()
+def _numbers(group: Row, whole: int) -> Row:
+    """What a group adds."""
+    share = group["tokens"] / whole * 100 if whole else None
+    return {"Tokens": group["tokens"], "Share": share, "Prefill": group["seconds"], "Admissions": group["admissions"]}

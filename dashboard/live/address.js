@@ -23,10 +23,9 @@ export function linkTo(view, now_ms, page) {
   const { from, to } = rangeOf(view, now_ms);
   const written = (at) => new Date(at).toISOString();
   const query = new URLSearchParams(page.search);
-  for (const name of ["paused", "select", "fold"]) query.delete(name);
+  query.delete("fold");
   query.set("from", written(from));
   query.set("to", written(to));
   for (const engine of view.folded) query.append("fold", engine);
-  if (view.select) query.set("select", view.select.map(written).join("~"));
   return `${page.origin}${page.pathname}?${query}`;
 }

@@ -1,4 +1,4 @@
-"""The address of the lanes: `from` and `to` as on all pages, `paused`, `select` and `fold`.
+"""The address of the lanes: `from` and `to` as on all pages, and `fold`.
 
 People also write addresses: what cannot be parsed is ignored, never an error.
 """
@@ -6,14 +6,12 @@ People also write addresses: what cannot be parsed is ignored, never an error.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from kvtrail.dashboard.content import time_range
 from kvtrail.dashboard.live.view import DEFAULT_SPAN_MS, MAX_FOLDED, View, between, moment, ms_of, span
 
-NAMES = ("from", "to", "paused", "select", "fold")
-_UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
+NAMES = ("from", "to", "fold")
 
 
 def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: float) -> View:
@@ -25,18 +23,11 @@ def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: fl
 
     follows = query.get("to", "now") == "now"
     range_ms = between(at(query.get("from", "")), at(query.get("to", "now")))
-    paused_ms = at(query.get("paused", ""))
-    if range_ms is None:
-        paused_ms = None
-    begin, _, end = query.get("select", "").partition("~")
     return View(
         fit=range_ms is None,
         span_ms=DEFAULT_SPAN_MS if range_ms is None else span(range_ms[1] - range_ms[0]),
-        to_ms=None if range_ms is None or (follows and paused_ms is None) else range_ms[1],
-        paused=paused_ms is not None,
-        paused_ms=paused_ms,
+        to_ms=None if range_ms is None or follows else range_ms[1],
         folded=tuple(folded)[:MAX_FOLDED],
-        select=between(at(begin), at(end)),
     )
 
 
@@ -44,15 +35,12 @@ def as_query(view: View) -> dict[str, str | list[str]]:
     """The address of a view; defaults are left out."""
     query: dict[str, str | list[str]] = {}
     if not view.fit and view.to_ms is None:
-        query |= {"from": f"now-{_length(view.span_ms)}", "to": "now"}
+        seconds = max(1, round(view.span_ms / 1000))
+        query = {"from": f"now-{seconds}s" if seconds % 60 else f"now-{seconds // 60}m", "to": "now"}
     elif not view.fit and view.to_ms is not None:
-        query |= {"from": _written(view.to_ms - view.span_ms), "to": _written(view.to_ms)}
-    if view.paused and (at := view.paused_ms or view.to_ms) is not None:
-        query["paused"] = _written(at)
-    if view.select is not None:
-        query["select"] = "~".join(map(_written, view.select))
-    query["fold"] = list(view.folded)
-    return {name: value for name, value in query.items() if value}
+        since_ns, until_ns = (round(at_ms * 1000) * 1000 for at_ms in (view.to_ms - view.span_ms, view.to_ms))
+        query = dict(time_range.TimeRange(since_ns, until_ns).address)
+    return query | ({"fold": list(view.folded)} if view.folded else {})
 
 
 def typed_range(text: str, view: View, *, now_ms: float) -> dict[str, Any] | None:
@@ -66,15 +54,3 @@ def typed_range(text: str, view: View, *, now_ms: float) -> dict[str, Any] | Non
     follows = found.relative is not None and found.relative.endswith(" to now")
     length_ms = (found.until_ns - found.since_ns) / 1e6
     return {"span_ms": span(length_ms), "to_ms": None if follows else ms_of(found.until_ns)}
-
-
-def _length(ms: float) -> str:
-    """A length in the largest unit that divides it; at least a second."""
-    whole = max(1000, round(ms / 1000) * 1000)
-    unit = next(unit for unit, each in _UNITS_MS.items() if whole % each == 0)
-    return f"{whole // _UNITS_MS[unit]}{unit}"
-
-
-def _written(at_ms: float) -> str:
-    whole, micros = divmod(round(at_ms * 1000), 1_000_000)
-    return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{micros:06}".rstrip("0").rstrip(".") + "Z"

@@ -8,11 +8,12 @@ from pathlib import Path
 import streamlit as st
 from streamlit.components.v2.types import ComponentRenderer
 
-from kvtrail.dashboard.scripts import COPYING, joined
+from kvtrail.dashboard.scripts import FOLDER as SHARED
+from kvtrail.dashboard.scripts import joined
 
 FOLDER = Path(__file__).parent
 MODULES = (
-    "time", "address", "theme", "rows", "model", "paint", "cursor", "card", "heads", "sentences", "minimap", "hover",
+    "time", "address", "theme", "rows", "model", "paint", "cursor", "card", "heads", "sentences", "hover",
     "markers", "toolbar", "input", "live",
 )  # fmt: skip
 """Each module comes after its imports."""
@@ -21,7 +22,7 @@ NAME = "kvtrail_live"
 
 def script() -> str:
     """All modules as one."""
-    return joined([COPYING, *(FOLDER / f"{name}.js" for name in MODULES)])
+    return joined([SHARED / "copying.js", SHARED / "ids.js", *(FOLDER / f"{name}.js" for name in MODULES)])
 
 
 @cache

@@ -2,7 +2,7 @@
 // slides on under it with time, and a click opens it: nothing else than what somebody has read.
 
 import { sameMark, sameRequest } from "./cursor.js";
-import { CLICK } from "./minimap.js";
+import { CLICK } from "./time.js";
 
 export const NOTHING = { mark: null, request: -1 };
 

@@ -1,10 +1,9 @@
-// Mouse, fingers and keys. Drag to move, drag the axis to select, click to open; wheel with Ctrl, or two fingers, to zoom.
+// Mouse, fingers and keys. Drag to move, click to open; wheel with Ctrl, or two fingers, to zoom.
 
 import { NOTHING } from "./hover.js";
-import { CLICK } from "./minimap.js";
 import { requestAt } from "./model.js";
 import { RULER } from "./paint.js";
-import { panned, pinched, zoomed } from "./time.js";
+import { CLICK, panned, pinched, zoomed } from "./time.js";
 
 const NEAR = 6; // pixels beside a request that still hit it
 
@@ -25,7 +24,7 @@ export function listenToPointer(live) {
     fingers.set(event.pointerId, [x, y]);
     canvas.setPointerCapture(event.pointerId);
     live.hover.press([x, y], (...at) => thingAt(live, ...at));
-    drag = fingers.size === 1 ? { x, y, lastX: x, lastY: y, selects: y < RULER || event.shiftKey, moved: false } : null;
+    drag = fingers.size === 1 ? { x, y, lastX: x, lastY: y, moved: false } : null;
     if (fingers.size === 2) pinch = { ...betweenThem(fingers), view: live.view };
   };
 
@@ -47,16 +46,10 @@ export function listenToPointer(live) {
     drag.moved ||= Math.hypot(x - drag.x, y - drag.y) > CLICK;
     if (!drag.moved) return;
     live.point(NOTHING, null);
-    const place = live.place();
-    if (drag.selects) {
-      const ends = [drag.x, x].map((each) => place.at(each) + live.model.origin);
-      live.change({ ...live.view, select: ends.sort((a, b) => a - b) });
-    } else {
-      canvas.classList.add("moving");
-      live.scrollBy(drag.lastY - y);
-      const by_ms = ((drag.lastX - x) * live.view.span_ms) / place.width;
-      if (by_ms) live.change(panned(live.view, by_ms, live.now()));
-    }
+    canvas.classList.add("moving");
+    live.scrollBy(drag.lastY - y);
+    const by_ms = ((drag.lastX - x) * live.view.span_ms) / live.place().width;
+    if (by_ms) live.change(panned(live.view, by_ms, live.now()));
     [drag.lastX, drag.lastY] = [x, y];
   };
 
@@ -75,7 +68,6 @@ export function listenToPointer(live) {
     const thing = live.hover.pressed;
     if (thing.mark && thing.mark.lane < 0) live.focus(thing.mark);
     else if (thing.request >= 0) live.open(thing.request);
-    else if (ended.selects) live.change({ ...live.view, select: null });
   };
   canvas.onpointercancel = lift;
   canvas.onpointerleave = () => live.point(NOTHING, null);
@@ -125,7 +117,7 @@ export function listenToKeys(live) {
     ArrowLeft: () => pan(-0.15), ArrowRight: () => pan(0.15), a: () => pan(-0.15), d: () => pan(0.15),
     ArrowUp: () => live.scrollBy(-52), ArrowDown: () => live.scrollBy(52),
     "+": () => zoom(0.6), "=": () => zoom(0.6), w: () => zoom(0.6), "-": () => zoom(1 / 0.6), s: () => zoom(1 / 0.6),
-    n: () => live.step(1), N: () => live.step(-1), z: () => live.toSelection(), l: () => live.toNow(), " ": () => live.pause(),
+    n: () => live.step(1), N: () => live.step(-1), " ": () => live.pause(),
     f: () => live.fold(), 0: () => live.toFit(), t: () => live.find(".typed").select(),
     "?": () => live.help(), Enter: () => live.openFocused(), Escape: () => live.escape(),
   };

@@ -6,14 +6,13 @@ import { described, sameMark, sameRequest, sentence, stepped } from "./cursor.js
 import { announce, foldedAfter, Heads, outOfSight } from "./heads.js";
 import { Hover } from "./hover.js";
 import { listenToKeys, listenToPointer, thingAt } from "./input.js";
-import { Minimap } from "./minimap.js";
 import { Markers } from "./markers.js";
 import { counts, extentOf, modelOf } from "./model.js";
 import { paint, Place, RULER } from "./paint.js";
 import { HEAD, rememberedRows, rememberRows, ROW } from "./rows.js";
 import { HUNG_MS, showSentences } from "./sentences.js";
 import { backgroundAt, setVariables, sharpen, themeOf } from "./theme.js";
-import { centred, fitted, pausedOrResumed, rangeOf, RUNNING, showing, zoomed } from "./time.js";
+import { centred, fitted, rangeOf, showing, zoomed } from "./time.js";
 import { listenToToolbar, markTyped, showControls, showLegend } from "./toolbar.js";
 
 const SEND_AFTER_MS = 250; // without a change, before the view is sent to the page
@@ -28,10 +27,9 @@ class Live {
     this.card = new Card(this.find(".card"), this.find(".field"));
     this.heads = new Heads(this.find(".heads"), (engine) => this.fold(engine));
     this.markers = new Markers(this.find(".markers"));
-    this.minimap = new Minimap(this.find(".map canvas"), this);
     this.rows = rememberedRows();
     this.view = { ...view, command: command.count };
-    this.answer = this.model = this.focused = this.overview = null;
+    this.answer = this.model = this.focused = null;
     this.hover = new Hover();
     this.chosen = -1; // the request that the keys have reached
     this.scroll = 0;
@@ -54,7 +52,6 @@ class Live {
   take({ data, setStateValue, setTriggerValue }) {
     Object.assign(this, { data, setStateValue, setTriggerValue });
     this.came_ms = Date.now();
-    this.overview = data.overview;
     if (data.command.count !== this.view.command) this.obey(data.command);
     // In its own task, after Streamlit's: two short blocks go unnoticed, one long block does not.
     if (data.answer !== null) {
@@ -146,7 +143,7 @@ class Live {
 
   toFit() {
     const range = this.model ? fitted(extentOf(this.model), this.now()) : {};
-    this.view = { ...this.view, ...RUNNING, ...range, fit: true };
+    this.view = { ...this.view, ...range, fit: true };
     this.sendSoon();
   }
 
@@ -165,16 +162,9 @@ class Live {
     this.change(zoomed(this.view, factor, focus >= from && focus <= to ? focus : (from + to) / 2, this.now()));
   }
 
+  /** Stand still, or follow the present again. */
   pause() {
-    this.change(pausedOrResumed(this.view, this.now()));
-  }
-
-  toSelection() {
-    if (this.view.select) this.change(showing(this.view, ...this.view.select));
-  }
-
-  toNow() {
-    this.change({ ...this.view, ...RUNNING, to_ms: null });
+    this.change({ ...this.view, to_ms: this.view.to_ms === null ? this.now() : null });
   }
 
   /** Go to the next finding, or the one before. */
@@ -256,7 +246,6 @@ class Live {
   escape() {
     if (!this.find(".help").hidden) this.help();
     else if (this.focused || this.chosen >= 0) this.blur();
-    else if (this.view.select) this.change({ ...this.view, select: null });
   }
 
   /** True if there was something to scroll. */
@@ -313,8 +302,7 @@ class Live {
     const { from, to } = rangeOf(view, this.drawn_ms);
     const inside = model && counts(model, from - model.origin, to - model.origin);
     this.drawWords(from, to, inside);
-    this.minimap.draw();
-    this.find(".under").hidden = showDetail(this.find(".detail"), model, this);
+    showDetail(this.find(".detail"), model, this);
     // What has come to a resting pointer, where it names nothing yet.
     if (model && this.hover.where && !this.hover.isNamed) this.point(thingAt(this, ...this.hover.where), this.hover.where);
     this.drawLanes(inside);
@@ -324,12 +312,12 @@ class Live {
   drawWords(from, to, inside) {
     const { answer, came_ms, data, find, model, view } = this;
     showControls(find, view, model, this.drawn_ms);
-    const known = { answer, model, from, to, came_ms, deaths: this.deaths(), isAway: data.is_away, isFiltered: data.is_filtered };
+    const known = { answer, model, from, to, came_ms, deaths: answer?.deaths ?? [], isAway: data.is_away, isFiltered: data.is_filtered };
     showSentences(find, view, known, inside, (changes) => this.offered(changes));
   }
 
   drawLanes(inside) {
-    const { canvas, chosen, focused, hover, model, pen, theme, view } = this;
+    const { canvas, chosen, focused, hover, model, pen, theme } = this;
     sharpen(canvas, pen);
     if (!model) {
       pen.fillStyle = theme.background;
@@ -339,7 +327,7 @@ class Live {
     const room = canvas.clientHeight - RULER;
     this.scroll = Math.min(this.scroll, Math.max(0, model.height - room));
     const place = this.place();
-    paint(pen, place, theme, { hovered: hover.thing.request, focused, chosen, select: view.select, end: this.end() });
+    paint(pen, place, theme, { hovered: hover.thing.request, focused, chosen, end: this.end() });
     this.markers.show(this.data.markers, place);
     this.heads.show(model, this.scroll, room, inside.heads);
     for (const [name, by] of [["above", -1], ["below", 1]]) {
@@ -348,16 +336,9 @@ class Live {
     }
   }
 
-  /** The known deaths, of the lanes and of the overview. */
-  deaths() {
-    const known = [...(this.answer?.deaths ?? []), ...(this.overview?.deaths ?? [])];
-    return [...new Map(known.map((death) => [death.engine, death])).values()];
-  }
-
   /** The end of known time, and its reason. */
   end() {
     if (this.data.is_away) return { at: this.answer.now_ms, text: "no answer since", isWrong: true };
-    if (this.view.paused) return { at: this.view.paused_ms ?? this.view.to_ms, text: "paused at", isWrong: false };
     return { at: this.now(), text: "", isWrong: false };
   }
 

@@ -133,15 +133,3 @@ export function counts(model, from, to) {
   for (const { lane } of marks) if (lane >= 0) heads[model.headOf[lane]].findings++;
   return { requests, findings: marks.length, heads };
 }
-
-/** The time that requests spent in each phase within a stretch of time: pairs, the longest first. */
-export function spent(model, from, to) {
-  const sums = new Map();
-  const { lane, begin, end, phase } = model.segments;
-  for (let n = 0; n < lane.length; n++) {
-    const length = Math.min(end[n], to) - Math.max(begin[n], from);
-    const name = model.phases[phase[n]];
-    if (length > 0) sums.set(name, (sums.get(name) ?? 0) + length);
-  }
-  return [...sums].sort((a, b) => b[1] - a[1]);
-}

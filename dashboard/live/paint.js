@@ -1,5 +1,6 @@
-// Draws the lanes: axis, phases, names, findings, missing spans, deaths, the selection, and the end of known time.
+// Draws the lanes: axis, phases, names, findings, missing spans, deaths, and the end of known time.
 
+import { cutId } from "../browser/ids.js";
 import { TRANSFERS } from "./model.js";
 import { HEAD, ROW } from "./rows.js";
 import { hatch, translucent } from "./theme.js";
@@ -48,7 +49,7 @@ export class Place {
 }
 
 /** The whole picture. `end` is the end of known time, and its reason: {at, text, isWrong}. */
-export function paint(pen, place, theme, { hovered, focused, chosen, select, end }) {
+export function paint(pen, place, theme, { hovered, focused, chosen, end }) {
   const { model } = place;
   const axis = ticks(place.from + model.origin, place.to + model.origin, place.width / 110);
   pen.fillStyle = theme.background;
@@ -66,7 +67,6 @@ export function paint(pen, place, theme, { hovered, focused, chosen, select, end
   paintEnd(pen, place, theme, end);
   paintRuler(pen, place, theme, axis);
   paintGaps(pen, place, theme);
-  if (select) paintSelection(pen, place, theme, select);
 }
 
 /** A line at each tick of the axis. */
@@ -174,22 +174,20 @@ function paintNames(pen, place, theme) {
       const outcome = isLost[number] ? "lost" : status[number];
       const isBad = outcome === "lost" || outcome === "failed" || outcome === "abandoned";
       const room = Math.min(next, place.width) - left - 2;
-      const name = (external[number] || request[number]) + (isBad ? ` · ${outcome}` : "");
-      if (room < LEAST_NAME && pen.measureText(name).width > room) return;
+      const end_ = isBad ? ` · ${outcome}` : "";
+      const name = external[number] || request[number];
+      if (room < LEAST_NAME && pen.measureText(name + end_).width > room) return;
       pen.fillStyle = isBad ? theme.wrong : theme.muted;
-      pen.fillText(fitting(pen, name, room), left + 1, y + BAR_TOP - 3);
+      pen.fillText(fitting(pen, name, room - pen.measureText(end_).width) + end_, left + 1, y + BAR_TOP - 3);
     });
   }
 }
 
-function fitting(pen, text, room) {
-  if (text.length * 5 < room || pen.measureText(text).width <= room) return text;
-  let length = text.length;
-  let width;
-  while (length > 1 && (width = pen.measureText(`${text.slice(0, length)}…`).width) > room) {
-    length = Math.min(length - 1, Math.floor((length * room) / width));
-  }
-  return length > 1 ? `${text.slice(0, length)}…` : "";
+/** An id, or what is left of it where there is less room. */
+function fitting(pen, id, room) {
+  let most = id.length;
+  while (most > 1 && pen.measureText(cutId(id, most)).width > room) most = Math.min(most - 1, Math.floor((most * room) / pen.measureText(cutId(id, most)).width));
+  return most > 1 ? cutId(id, most) : "";
 }
 
 /** A dashed line where a request may have continued or ended: the span that would show it is missing. */
@@ -303,16 +301,6 @@ function paintMarks(pen, place, theme, focused) {
     pen.strokeStyle = mark === focused ? theme.text : mark.known ? theme.wrong : theme.background;
     pen.stroke();
   }
-}
-
-function paintSelection(pen, place, theme, select) {
-  const [left, right] = select.map((at) => place.x(at - place.model.origin));
-  pen.globalAlpha = 0.14;
-  pen.fillStyle = theme.primary;
-  pen.fillRect(left, 0, right - left, place.height);
-  pen.globalAlpha = 1;
-  pen.fillRect(left - 1, 0, 1.5, place.height);
-  pen.fillRect(right, 0, 1.5, place.height);
 }
 
 /** The end of known time; it covers everything drawn beyond. */

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import accumulate
 from typing import Any
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import palette, text
-from kvtrail.dashboard.content.markers import sentence, what
+from kvtrail.dashboard.content.charts import marker_kind, marker_text
+from kvtrail.dashboard.content.text import clock
 from kvtrail.dashboard.live.view import View, ms_of
 
-BINS = 240
-"""The overview's columns."""
 NO_COMMAND = {"count": 0, "view": None}
 
 
@@ -26,7 +24,6 @@ def payload(
     *,
     is_away: bool,
     is_filtered: bool = False,
-    overview: Row | None = None,
     markers: Sequence[Row] = (),
     command: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -36,7 +33,6 @@ def payload(
         answer: of `/api/lanes`; None before the first one.
         is_away: whether the tracer does not answer; `answer` is then its last one.
         is_filtered: whether the page has filters in use.
-        overview: `busyness` of a longer range than the answer's.
         markers: of `/api/markers`, by time.
         command: the last view that the page commanded, and the `count` of commands; a view of None means that the typed
             time cannot be parsed.
@@ -48,36 +44,12 @@ def payload(
         "answer": answer,
         "view": asdict(view),
         "is_away": is_away,
-        "overview": overview,
         "is_filtered": is_filtered,
         "markers": [marker(each) for each in markers],
         "command": {"count": command["count"], "view": command["view"] and asdict(command["view"])}
         if command
         else NO_COMMAND,
         "palette": COLOURS,
-    }
-
-
-def busyness(answer: Row) -> Row:
-    """The number of concurrent requests in each of `BINS`, and the moments of findings and deaths.
-
-    It begins with the first request, or with the answer if that is later.
-    """
-    begins, ends = answer["requests"]["begin_us"], answer["requests"]["end_us"]
-    from_us, to_us = max(0.0, min(begins, default=0)), (answer["to_ns"] - answer["from_ns"]) / 1000
-    bin_us = max(1.0, (to_us - from_us) / BINS)
-    changes = [0] * (BINS + 1)
-    for begin_us, end_us in zip(begins, ends, strict=True):
-        first, last = (min(max(int((us - from_us) / bin_us), 0), BINS - 1) for us in (begin_us, end_us))
-        changes[first] += 1
-        changes[last + 1] -= 1
-    origin_ms = ms_of(answer["from_ns"])
-    return {
-        "from_ms": origin_ms + from_us / 1000,
-        "to_ms": ms_of(answer["to_ns"]),
-        "busy": list(accumulate(changes[:BINS])),
-        "marks": [origin_ms + us / 1000 for us in answer["marks"]["at_us"]],
-        "deaths": deaths(answer),
     }
 
 
@@ -88,8 +60,8 @@ def deaths(answer: Row) -> list[Row]:
 
 def marker(row: Row) -> Row:
     """A marker, with the words of the other charts."""
-    at = f"{text.clock(row['at_ns']).partition('.')[0]} UTC"
-    return {"at_ms": ms_of(row["at_ns"]), "kind": row["kind"], "text": f"{at} {what(row)}: {sentence(row)}"}
+    at = f"{clock(row['at_ns']).partition('.')[0]} UTC"
+    return {"at_ms": ms_of(row["at_ns"]), "kind": row["kind"], "text": f"{at} {marker_kind(row)}: {marker_text(row)}"}
 
 
 def shows_nothing(answer: Row) -> bool:

@@ -1,8 +1,7 @@
-// The sentences around the lanes: whether they are live, the contents of the range and of the selection, and the text in place
-// of lanes if there are none.
+// The sentences around the lanes: whether they are live, the contents of the range, and the text in place of lanes if there
+// are none.
 
 import { howItEnded } from "./heads.js";
-import { counts, spent } from "./model.js";
 import { between, clock, count, lasting } from "./time.js";
 
 const SILENT_MS = 30_000;
@@ -21,10 +20,6 @@ export function showSentences(find, view, known, inside, change) {
   const wrong = model ? wrongOf(view, model, from - model.origin, to - model.origin) : "";
   const bold = Object.assign(document.createElement("b"), { textContent: wrong });
   find(".facts").replaceChildren(facts, wrong ? " · " : "", bold);
-  const hasSelection = Boolean(view.select && model);
-  find(".under").classList.toggle("chosen", hasSelection);
-  const hint = "Drag along the time axis to select a range; click a request to open it; ? shows all keys.";
-  find(".selected").textContent = hasSelection ? selectionText(model, view.select) : hint;
   showEmpty(find(".empty"), emptyText(view, known, inside), change);
 }
 
@@ -35,7 +30,6 @@ function stateOf(view, { answer, deaths, isAway, came_ms }) {
   const silent_ms = Date.now() - came_ms;
   if (isAway) return ["wrong", `The tracer does not answer, since ${clock(asked_ms, 1000)} UTC. Trying again.`];
   if (silent_ms > HUNG_MS) return ["wrong", `No update for ${lasting(silent_ms - (silent_ms % 1000))}: is the dashboard still running?`];
-  if (view.paused) return ["still", `Paused at ${clock(view.paused_ms ?? view.to_ms, 1000)} UTC`];
   const recent = view.fit ? deaths : deaths.filter(({ at_ms }) => asked_ms - at_ms < Math.max(RECENT_MS, view.span_ms));
   if ((view.fit || view.to_ms === null) && recent.length > 0) return ["wrong", deathsText(recent, answer.engine_names)];
   if (view.to_ms !== null && !view.fit) return ["still", "The range is fixed; requests in it still update"];
@@ -79,16 +73,6 @@ function gapsOf(model, from, to) {
   const step = last - first < 10_000 ? 1 : 1000;
   const ends = `${clock(model.origin + first, step)} and ${clock(model.origin + last, step)}`;
   return `${count(missing, "span")} missing between ${ends}`;
-}
-
-function selectionText(model, [from, to]) {
-  const inside = counts(model, from - model.origin, to - model.origin);
-  const sums = spent(model, from - model.origin, to - model.origin);
-  const all = sums.reduce((sum, [, ms]) => sum + ms, 0);
-  const most = sums.slice(0, 3).map(([name, ms]) => `${name} ${Math.round((100 * ms) / all)} %`);
-  const range = `${clock(from)} to ${clock(to)} (${lasting(to - from)})`;
-  const parts = [range, count(inside.requests, "request"), count(inside.findings, "finding"), most.join(", ")];
-  return parts.filter(Boolean).join(" · ");
 }
 
 /** The text in place of lanes: a title, a sentence, and offers (a label and a change of the view each); null if there are

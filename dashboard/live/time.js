@@ -1,6 +1,7 @@
 // Time: the range on the screen and how pan and zoom change it, the axis's ticks, moments and durations in words.
 // Moments are Unix milliseconds. A view follows the present while its `to_ms` is null: its right edge is then `now`.
 
+export const CLICK = 4; // pixels that the pointer may move during a click
 export const SHORTEST_MS = 1;
 export const LONGEST_MS = 7 * 86_400_000;
 
@@ -35,8 +36,7 @@ export function zoomed(view, factor, at_ms, now_ms) {
 /** The view moved by `by_ms`; back at the present, it follows it again. */
 export function panned(view, by_ms, now_ms) {
   const to = rangeOf(view, now_ms).to + by_ms;
-  const isBack = to >= now_ms && !view.paused;
-  return { ...view, to_ms: isBack ? null : Math.min(to, now_ms + view.span_ms / 2) };
+  return { ...view, to_ms: to >= now_ms ? null : Math.min(to, now_ms + view.span_ms / 2) };
 }
 
 const STILL_SHARE = 0.03; // of the width: two fingers never hold exactly still
@@ -47,15 +47,6 @@ export function pinched(view, factor, from_share, to_share, now_ms) {
   const next = zoomed(view, factor, at, now_ms);
   if (next.to_ms === null && Math.abs(to_share - from_share) < STILL_SHARE) return next;
   return panned(next, at + next.span_ms * (1 - to_share) - rangeOf(next, now_ms).to, now_ms);
-}
-
-export const RUNNING = { paused: false, paused_ms: null };
-
-/** The view paused or resumed; a resumed one follows the present if it did before. */
-export function pausedOrResumed(view, now_ms) {
-  if (!view.paused) return { ...view, paused: true, paused_ms: now_ms, to_ms: view.to_ms ?? now_ms };
-  const followed = view.to_ms === null || Math.abs(view.to_ms - view.paused_ms) < 1;
-  return { ...view, ...RUNNING, to_ms: followed ? null : view.to_ms };
 }
 
 export function showing(view, from_ms, to_ms) {

@@ -1,15 +1,14 @@
-// The toolbar, the legend, and the buttons of the panel below the lanes: their contents and their actions.
+// The toolbar, the legend, and the buttons of the panel below the lanes.
 
-import { copyLink } from "../copying.js";
+import { copyLink } from "../browser/copying.js";
 import { linkTo, rangeText } from "./address.js";
 import { TRANSFERS } from "./model.js";
 
 /** Show the view in the toolbar. */
 export function showControls(find, view, model, now_ms) {
   const press = (button, isPressed) => button.setAttribute("aria-pressed", String(isPressed));
-  find(".pause").textContent = view.paused ? "▶ Resume" : "❚❚ Pause";
-  press(find(".pause"), view.paused);
-  press(find(".follow"), view.to_ms === null);
+  find(".pause").textContent = view.to_ms === null ? "❚❚ Pause" : "▶ Now";
+  press(find(".pause"), view.to_ms === null);
   press(find(".fit"), view.fit);
   for (const button of find(".spans").querySelectorAll("[data-span]")) {
     press(button, !view.fit && Number(button.dataset.span) === Math.round(view.span_ms));
@@ -55,7 +54,6 @@ export function listenToToolbar(live) {
   const press = (selector, act) => (live.find(selector).onclick = act);
   press(".pause", () => live.pause());
   press(".fit", () => live.toFit());
-  press(".follow", () => live.toNow());
   press(".in", () => live.zoom(0.6));
   press(".out", () => live.zoom(1 / 0.6));
   press(".next", () => live.step(1));
@@ -65,8 +63,6 @@ export function listenToToolbar(live) {
   press(".help button", () => live.help());
   press(".open", () => live.openFocused());
   press(".close", () => live.blur());
-  press(".to", () => live.toSelection());
-  press(".clear", () => live.change({ ...live.view, select: null }));
   for (const button of live.find(".spans").querySelectorAll("[data-span]")) {
     button.onclick = () => live.change({ ...live.view, span_ms: Number(button.dataset.span), fit: false });
   }

@@ -26,9 +26,6 @@ APPLIED = ("q", "engine", "service", "model", "status", "where")
 MAX_FOLDED = 100
 AROUND = 0.5
 """This share of the span is requested on either side as well, so that a small move needs no new answer."""
-OVERVIEWS_MS = (900_000.0, 3_600_000.0, 6 * 3_600_000.0, 86_400_000.0, LONGEST_MS, 4 * LONGEST_MS)
-"""The lengths of the overview above the lanes: the smallest that is at least `WIDER` times the span."""
-WIDER = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +36,13 @@ class View:
         fit: whether the component fits the range to its contents, `FIT_MS` at most.
         span_ms: the length of the range.
         to_ms: its end; None follows the present.
-        paused: whether refreshes are paused.
-        paused_ms: when it was paused.
         folded: the engines with their rows folded into one.
-        select: the selected range.
     """
 
     fit: bool = True
     span_ms: float = DEFAULT_SPAN_MS
     to_ms: float | None = None
-    paused: bool = False
-    paused_ms: float | None = None
     folded: tuple[str, ...] = ()
-    select: tuple[float, float] | None = None
 
 
 def question(view: View, chosen: Mapping[str, str], *, end_ms: float) -> dict[str, int | str]:
@@ -85,39 +76,16 @@ def ms_of(at_ns: int) -> float:
     return at_ns // 1000 / 1000
 
 
-def fit_end_ms(answer: Mapping[str, Any]) -> float:
-    """The `end_ms` of the question behind an answer, for a view that fits its contents."""
-    return ms_of(answer["to_ns"]) - FIT_MS * AROUND
-
-
-def overview_question(view: View, chosen: Mapping[str, str], *, end_ms: float) -> dict[str, int | str]:
-    """The parameters for the overview above the lanes: a longer range, with less detail."""
-    span_ms = FIT_MS if view.fit else view.span_ms
-    length_ms = next((each for each in OVERVIEWS_MS if each >= span_ms * WIDER), OVERVIEWS_MS[-1])
-    to_ms = end_ms
-    if not view.fit and view.to_ms is not None and end_ms - view.to_ms > length_ms - span_ms * WIDER / 2:
-        # In steps, so that it stands still while the range moves within it.
-        step_ms = length_ms / 3
-        to_ms = min(end_ms, math.ceil(view.to_ms / step_ms + 1) * step_ms)
-    return {**_parameters(chosen, to_ms - length_ms, to_ms), "points": 100}
-
-
 def of_component(state: Any) -> View:
     """The view that the component reported."""
     if not isinstance(state, Mapping):
         return View()
-    select = state.get("select")
-    ends = [moment(each) for each in select] if isinstance(select, list | tuple) and len(select) == 2 else []
-    to_ms = moment(state.get("to_ms"))
     folded = state.get("folded")
     return View(
         fit=bool(state.get("fit", True)),
         span_ms=span(state.get("span_ms")),
-        to_ms=to_ms,
-        paused=bool(state.get("paused")) and to_ms is not None,
-        paused_ms=moment(state.get("paused_ms")),
+        to_ms=moment(state.get("to_ms")),
         folded=tuple(map(str, folded))[:MAX_FOLDED] if isinstance(folded, list | tuple) else (),
-        select=between(*ends) if ends else None,
     )
 
 

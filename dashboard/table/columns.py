@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from kvtrail.dashboard.content import palette
-from kvtrail.dashboard.content.palette import Meaning
+from kvtrail.dashboard import palette
+from kvtrail.dashboard.palette import Meaning
 from kvtrail.tracer.model import words
 
 LOCALIZED, TENTHS, PERCENT, DURATION = "localized", "tenths", "percent", "duration"
 """Formats of numbers: with thousands separators; the same with one decimal; a share as a percentage; milliseconds with the
 unit that fits."""
 
-CLOCK = "%Y-%m-%d %H:%M:%S"
-"""The format of a moment, unless another is given."""
+CLOCK = "%m-%d %H:%M:%S"
+"""The format of a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +62,11 @@ class Numbers(Column):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments(Column):
-    """Moments, in UTC, in a format of strftime's; `%f` has milliseconds."""
+    """Moments, in UTC."""
 
-    format: str = CLOCK
-
-    def cell(self, value: Any) -> str:
+    def cell(self, value: datetime | None) -> str:
         """The moment's text."""
-        return words.NOTHING if value is None else moment(value, self.format)
+        return words.NOTHING if value is None else moment(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,30 +86,10 @@ class Labels(Column):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bars(Column):
-    """Small charts of bars, on one scale for all rows, from zero to `most`."""
+class Ids(Column):
+    """Ids: long ones are cut in their middle, unless they would then be equal (browser/ids.js)."""
 
-    most: float
-    kind: ClassVar[str] = "bars"
-
-    def cell(self, value: Sequence[float] | None) -> list[float]:
-        """The height of each bar, as a share of the most."""
-        return [round(each / self.most, 3) for each in value or ()]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths(Column):
-    """Numbers with a bar of their length; the longest has the value `most`."""
-
-    format: str
-    most: float
-    kind: ClassVar[str] = "lengths"
-
-    def cell(self, value: float | None) -> list[Any]:
-        """The length as a share of the most, and the number's text."""
-        if is_missing(value) or value is None:
-            return [0, words.NOTHING]
-        return [round(min(1.0, value / self.most), 3) if self.most else 0, number(value, self.format)]
+    kind: ClassVar[str] = "ids"
 
 
 def is_missing(value: Any) -> bool:
@@ -130,10 +108,9 @@ def number(value: float, format: str) -> str:
     return words.percent(value) if format == PERCENT else format % value
 
 
-def moment(at: datetime, format: str) -> str:
-    """A moment in UTC; `%f` has milliseconds."""
-    at = at.astimezone(UTC)
-    return at.strftime(format.replace("%f", f"{at.microsecond // 1000:03}"))
+def moment(at: datetime) -> str:
+    """A moment in UTC."""
+    return at.astimezone(UTC).strftime(CLOCK)
 
 
 def text(value: Any) -> str:
@@ -146,7 +123,7 @@ def text(value: Any) -> str:
         case float():
             return words.NOTHING if math.isnan(value) else _trimmed(f"{value:.4f}")
         case datetime():
-            return moment(value, CLOCK)
+            return moment(value)
         case list() | tuple():
             return ", ".join(map(text, value)) or words.NOTHING
         case _:

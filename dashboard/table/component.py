@@ -1,15 +1,20 @@
-"""The component in Streamlit's form."""
+"""The table's component, and what it is given: columns, rows as texts, and each row's link."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 from streamlit.components.v2.types import ComponentRenderer
 
-FOLDER = Path(__file__).parent
-NAME = "kvtrail_table"
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content.text import Link, address
+from kvtrail.dashboard.scripts import FOLDER, joined
+from kvtrail.dashboard.table.columns import Column, is_missing, text
+
 OPEN = "open"
 """The trigger of a click, with the row's address."""
 
@@ -17,4 +22,62 @@ OPEN = "open"
 @cache
 def component() -> ComponentRenderer:
     """The component, registered once; the page has its styles."""
-    return st.components.v2.component(NAME, js=(FOLDER / "table.js").read_text(), isolate_styles=False)
+    return st.components.v2.component(
+        "kvtrail_table", js=joined([FOLDER / "ids.js", Path(__file__).with_name("table.js")]), isolate_styles=False
+    )
+
+
+def payload(
+    rows: Sequence[Row], columns: Mapping[str, Column], *, links: Sequence[Link] = (), number: int = 0, name: str = ""
+) -> dict[str, Any]:
+    """A table as the component takes it.
+
+    Args:
+        columns: how the values of a name look; those of other names are text.
+        links: each row's; none if no row is a link.
+        number: of the table, among those that were shown in its place: another one begins at its top.
+        name: what its rows are, for people who cannot see it.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    looks = {name: columns.get(name, Column()) for name in names}
+    ranks = [_ranks([row.get(name) for row in rows]) for name in names]
+    return {
+        "columns": [_heading(name, looks[name], [row.get(name) for row in rows]) for name in names],
+        "rows": [[looks[name].cell(row.get(name)) for name in names] for row in rows],
+        "ranks": ranks,
+        "links": [*map(address, links)],
+        "number": number,
+        "name": name,
+    }
+
+
+def _heading(name: str, column: Column, values: Sequence[Any]) -> dict[str, Any]:
+    numbers = [value for value in values if not is_missing(value)]
+    is_of_numbers = bool(numbers) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in numbers
+    )
+    heading = {
+        "label": column.label or name,
+        "help": column.help,
+        "width": column.width,
+        "right": column.right or (type(column) is Column and is_of_numbers),
+        "kind": column.kind,
+        **column.look(),
+    }
+    return {key: value for key, value in heading.items() if value}
+
+
+def _ranks(values: Sequence[Any]) -> list[int]:
+    """The place of each value in their order; what is missing comes last, and equals have one place."""
+    try:
+        order = sorted({value if _is_plain(value) else text(value) for value in values if not is_missing(value)})
+    except TypeError:  # of several types
+        return _ranks([None if is_missing(value) else text(value) for value in values])
+    places = {value: place for place, value in enumerate(order)}
+    return [
+        len(places) if is_missing(value) else places[value if _is_plain(value) else text(value)] for value in values
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, list | tuple | dict)

@@ -1,9 +1,11 @@
 // A table with links as rows. What a click opens is the link that is in the row under the pointer: the server is sent that
 // link, at once, and neither a row's number nor anything that it has to remember.
 
+import { cutIds } from "../browser/ids.js";
+
 const OPENS_WITHIN_MS = 8000; // then the browser follows the link itself, with a session of its own: the server may hang
 const MIDDLE = 1;
-const BARS_PX = 18;
+const ID_MOST = 44; // characters
 
 class Table {
   constructor(parent) {
@@ -15,10 +17,6 @@ class Table {
     this.opening = null; // the link that was clicked and has not been followed yet
     this.status = this.root.appendChild(element("div", "opening"));
     this.status.setAttribute("role", "status");
-    this.save = this.root.appendChild(element("button", "save"));
-    this.save.textContent = "CSV";
-    this.save.title = "Download these rows as CSV";
-    this.save.onclick = () => download(this.data);
     this.sorted = { column: -1, by: 1 };
     this.listen();
   }
@@ -67,7 +65,7 @@ class Table {
     });
     this.body.addEventListener("pointerover", (event) => {
       const cell = event.target.closest("td");
-      if (cell) cell.title = cell.scrollWidth > cell.clientWidth ? cell.innerText : "";
+      if (cell) cell.title = cell.scrollWidth > cell.clientWidth || cell.innerText !== cell.whole ? cell.whole : "";
     });
   }
 
@@ -123,6 +121,7 @@ class Table {
       if (number === column) cell.setAttribute("aria-sort", by === 1 ? "ascending" : "descending");
       else cell.removeAttribute("aria-sort");
     });
+    const texts = columns.map(({ kind }, number) => kind === "ids" && cutIds(rows.map((row) => row[number]), ID_MOST));
     const order = rows.map((_, row) => row);
     if (column >= 0) order.sort((a, b) => by * (ranks[column][a] - ranks[column][b]) || a - b);
     while (this.body.rows.length > rows.length) this.body.deleteRow(-1);
@@ -133,12 +132,13 @@ class Table {
       columns.forEach((each, number) => {
         const cell = shown.cells[number] ?? shown.insertCell();
         const link = number === 0 ? links[row] : undefined;
-        const now = JSON.stringify([rows[row][number], link]);
+        const now = JSON.stringify([texts[number] ? texts[number][row] : rows[row][number], link]);
         if (cell.shown === now) return;
         cell.shown = now;
         cell.className = classOf(each);
         if (each.width) cell.style.maxWidth = `${each.width}px`;
-        fill(cell, each, rows[row][number], link);
+        cell.whole = String(rows[row][number]);
+        fill(cell, each, texts[number] ? texts[number][row] : rows[row][number], link);
       });
     });
   }
@@ -196,27 +196,7 @@ function fill(cell, column, value, link) {
       label.textContent = text;
       label.style.color = colour;
     }
-  } else if (column.kind === "bars") {
-    for (const share of value) place.appendChild(element("i")).style.height = `${share * BARS_PX}px`;
-  } else if (column.kind === "lengths") {
-    place.appendChild(element("i")).style.width = `${value[0] * 100}%`;
-    place.append(value[1]);
   } else place.textContent = value;
-}
-
-/** The text of a cell, for other programs. */
-function textOf({ kind, labels }, value) {
-  if (kind === "labels") return value.map((word) => labels[word]?.[0] ?? word).join(", ");
-  if (kind === "bars") return value.join(" ");
-  return kind === "lengths" ? value[1] : value;
-}
-
-function download({ columns, rows, name }) {
-  const quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
-  const lines = [columns.map(({ label }) => label), ...rows.map((row) => row.map((each, number) => textOf(columns[number], each)))];
-  const url = URL.createObjectURL(new Blob([lines.map((line) => line.map(quoted).join(",")).join("\r\n")], { type: "text/csv" }));
-  Object.assign(element("a"), { href: url, download: `${name}.csv` }).click();
-  URL.revokeObjectURL(url);
 }
 
 const tables = new WeakMap();

@@ -1,21 +1,24 @@
-"""The page's address: it holds what the page shows, and each choice is written into it.
+"""The page's address: it holds what the page shows, and each choice in a widget is written into it.
 
 A browser reports its address with every run, and fragments run every two seconds; so a browser that lags behind reports an
 address older than the last choice. The session therefore keeps the address, and those that it replaced, until the browser
 reports the newest. A step back in the browser's history also reports an older address, and Streamlit marks it as such.
+
+In the same way a browser reports old values of its widgets: if a widget has another value by now, or its page was left,
+Streamlit takes the old value for a choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
+from streamlit.runtime.scriptrunner_utils.script_run_context import ScriptRunContext
 
-from kvtrail.dashboard.views.context import is_step_of_history, page_shown, this_run
-
-ADDRESS = "address"
-"""The session's key for it."""
+ADDRESS, WIDGETS = "address", "widgets"
+"""The session's keys for the address, and for the values of the page's widgets."""
 Query = dict[str, list[str]]
 
 
@@ -67,15 +70,98 @@ def replace(values: Mapping[str, str | Iterable[str]]) -> None:
 def _current() -> _Address:
     """The address, reconciled with the browser's once a run, before the run writes into it."""
     address: _Address | None = st.session_state.get(ADDRESS)
-    if address is not None and address.run is this_run():
+    if address is not None and address.run is _this_run():
         return address
     reported = _reported()
-    if address is None or address.page != page_shown() or reported not in address.older or is_step_of_history():
-        address = st.session_state[ADDRESS] = _Address(page_shown(), reported)
-    address.run = this_run()
+    if address is None or address.page != _page_shown() or reported not in address.older or _is_step_of_history():
+        address = st.session_state[ADDRESS] = _Address(_page_shown(), reported)
+    address.run = _this_run()
     return address
 
 
 def _reported() -> Query:
     """The query as Streamlit has it: the browser's, with this run's changes."""
     return {name: found for name in st.query_params if (found := st.query_params.get_all(name))}
+
+
+@dataclass
+class _Shown:
+    value: object
+    before: list[object] = field(default_factory=list)
+    """Its previous values since the last choice."""
+
+
+@dataclass
+class _Widgets:
+    page: str
+    shown: dict[str, _Shown] = field(default_factory=dict)
+    """By the widget's key."""
+
+
+def set_to(key: str, value: object) -> None:
+    """Set a widget to a value. A widget that has it already is left alone: setting it again would discard typed text."""
+    shown = _widgets().shown.setdefault(key, _Shown(value))
+    shown.value = value
+    if key not in st.session_state:
+        st.session_state[key] = value
+    elif (before := st.session_state[key]) != value:
+        shown.before.append(before)
+        st.session_state[key] = value
+
+
+def when_chosen(key: str, write: Callable[[], None]) -> Callable[[], None]:
+    """The `on_change` of a widget outside of fragments: calls `write` if the change is a choice."""
+
+    def changed() -> None:
+        shown = _widgets().shown.get(key)
+        if shown is None:  # its page was left
+            return
+        chosen = st.session_state[key]
+        # A choice runs the whole page. A refresh may report it before that run, or report an old value.
+        if _is_refresh() or (chosen in shown.before and is_behind()):
+            st.session_state[key] = shown.value
+        else:
+            shown.value, shown.before = chosen, []
+            write()
+
+    return changed
+
+
+def _widgets() -> _Widgets:
+    """The widgets of the current page. Values of another page are dropped: if that page was left before it was drawn, the
+    browser never received them and would not show them."""
+    widgets: _Widgets | None = st.session_state.get(WIDGETS)
+    if widgets is None or widgets.page != _page_shown():
+        for key in widgets.shown if widgets else ():
+            st.session_state.pop(key, None)
+        widgets = st.session_state[WIDGETS] = _Widgets(_page_shown())
+    return widgets
+
+
+# Streamlit has no public names for what a run is.
+
+
+def _this_run() -> object:
+    """An object unique to the run: its callbacks, then the whole page or the refreshed fragments."""
+    return _context().cursors
+
+
+def _page_shown() -> str:
+    """The page that the browser requests, by Streamlit's unique name for it."""
+    return _context().page_script_hash
+
+
+def _is_refresh() -> bool:
+    """Whether only fragments of the page run, as at each refresh."""
+    return _context().fragment_ids_this_run is not None
+
+
+def _is_step_of_history() -> bool:
+    """Whether the browser went back or forward."""
+    return _context().is_history_navigation
+
+
+def _context() -> ScriptRunContext:
+    context = get_script_run_ctx()
+    assert context is not None, "Streamlit runs the pages"
+    return context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -11,12 +12,12 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Tracer, TracerAway
 from kvtrail.dashboard.command import CA_VARIABLE, DEFAULT_URL, TOKEN_VARIABLE, TRACER_VARIABLE
-from kvtrail.dashboard.content.refresh import EVERY_S, SLOW_S
-from kvtrail.dashboard.views.context import refresh_every
 from kvtrail.dashboard.views.links import follow_click
 
-__all__ = ["ASKED", "EVERY_S", "LAST", "SLOW_S", "question", "read", "tracer"]
-
+EVERY_S, SLOW_S = 2, 5
+"""How often a page asks the tracer again; `SLOW_S` is for pages about long time ranges."""
+OVER_NS = 15 * 60 * 10**9
+"""What ended this long ago is not asked about again: no span comes later, and no rule waits longer."""
 ASKED, LAST = "asked", "last_answer"
 """The session's keys for the page's last question, and for the last answer with its question."""
 
@@ -32,16 +33,15 @@ def tracer() -> Tracer:
     return Tracer(os.environ.get(TRACER_VARIABLE, DEFAULT_URL), token_file=token_file, ca=ca)
 
 
-def read(
-    ask: Callable[[], Answer], *, key: str, again_s: Callable[[Answer], float | None] | None = None
-) -> Answer | None:
+def unless_over(every_s: float, *, ended_ns: int | None) -> float | None:
+    """The interval of a page's refreshes; None, without any, if what it shows ended long ago."""
+    return every_s if ended_ns is None or time.time_ns() - ended_ns < OVER_NS else None
+
+
+def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
     """The tracer's answer. If it does not answer: a banner, and the last answer to the same question `key`, if any.
 
     A reader so keeps the page while the tracer restarts.
-
-    Args:
-        again_s: after how many seconds to ask again, by the answer; None: never, since it cannot change. Otherwise always at
-            the interval of the page.
     """
     # Always an element, so that the following ones keep their place and are not redrawn.
     banner = st.empty()
@@ -65,8 +65,6 @@ def read(
         return last
     # One slot for all questions: typing a search asks many, and their answers would pile up.
     st.session_state[LAST] = (key, answer)
-    if again_s is not None:
-        refresh_every(again_s(answer))
     return answer
 
 

@@ -1,32 +1,72 @@
-"""Charts on a page that refreshes."""
+"""Charts on a page that refreshes, and those on which an area can be drawn."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import altair as alt
 import streamlit as st
 from altair.utils import schemapi
 
-from kvtrail.dashboard.content import trends
-from kvtrail.dashboard.views.context import is_dark
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content import charts
+from kvtrail.dashboard.views import picker
 
 # Altair would check each part of a chart against its schema, twice, at every refresh: half of the time of a page with charts.
 # The tests do it once.
 schemapi.disable_debug_mode()
 
 
+def is_dark() -> bool:
+    """Whether the page has the dark theme. Charts need their colours when they are built."""
+    return bool(st.context.theme.type == "dark")
+
+
 def draw_chart(chart: alt.TopLevelMixin, *, key: str) -> None:
     """Draw a chart in the current container; `key` keeps its place on the page."""
-    st.altair_chart(cast("Any", _Unchecked(chart)), key=key)
+    spec = charts.readable(charts.spec(chart), dark=is_dark())
+    _draw(None, spec, key=key)
 
 
-class _Unchecked:
-    """A chart as Streamlit needs it."""
+def chart_to_draw_on(
+    chart: charts.Chart,
+    *,
+    key: str,
+    selection: str,
+    draw: Callable[[Mapping[str, Any]], None],
+    markers: Sequence[Row] = (),
+) -> None:
+    """A chart with markers; `draw` is called with what is drawn on it, the `selection` of that name.
 
-    def __init__(self, chart: alt.TopLevelMixin) -> None:
-        self._chart = chart
+    The rows are sent beside the spec, so that a refresh with other rows does not redraw the chart under the pointer.
+    """
+    # What was drawn ends once it is shown: the next range has another chart.
+    chart_key = f"{key} {picker.current().field()}"
+    spec, rows = charts.spec_and_rows(chart)
+    spec = charts.readable(charts.with_markers(spec, markers, dark=is_dark()), dark=is_dark())
 
-    def to_dict(self) -> dict[str, Any]:
-        """The chart in Vega-Lite's words."""
-        return trends.readable(trends.spec(self._chart), dark=is_dark())
+    def drawn() -> None:
+        draw(st.session_state[chart_key]["selection"].get(selection, {}))
+
+    _draw(rows, spec, key=chart_key, on_select=drawn, selection_mode=selection)
+
+
+def chart_over_time(chart: charts.Chart, markers: Sequence[Row], *, key: str) -> None:
+    """A chart over time, with markers. A range drawn along it becomes the page's."""
+    if (range_drawn := st.session_state.pop(f"{key}_drawn", None)) is not None:
+        picker.show(range_drawn)
+        st.rerun()
+
+    def draw(selection: Mapping[str, Any]) -> None:
+        ends = selection.get(charts.MOMENT)
+        if ends and (narrowed := picker.current().narrowed(*ends)) is not None:
+            st.session_state[f"{key}_drawn"] = narrowed
+
+    chart_to_draw_on(chart, key=key, selection=charts.BRUSH, draw=draw, markers=markers)
+
+
+def _draw(rows: Any, spec: dict[str, Any], *, key: str, **options: Any) -> None:
+    """A chart in room that it has before it is drawn: what is below it would jump."""
+    with st.container(height=spec["height"], border=False, key=f"chart_{key}"):
+        st.vega_lite_chart(rows, spec, key=key, **options)

@@ -1,4 +1,4 @@
-"""A request beside another one: what differs, their charts on the same axes, and their steps. The address names both."""
+"""A request beside another one: why one was slower, and what else differs. The address names both."""
 
 from __future__ import annotations
 
@@ -7,76 +7,68 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import compare, phases, refresh, request_charts, slower
-from kvtrail.dashboard.content.legend import legend
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content.request import compare, phases
 from kvtrail.dashboard.content.text import plain
-from kvtrail.dashboard.views import address, tables
+from kvtrail.dashboard.table.columns import Column
+from kvtrail.dashboard.views import address
+from kvtrail.dashboard.views.address import set_to, when_chosen
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
-from kvtrail.dashboard.views.charts import draw_chart
-from kvtrail.dashboard.views.context import is_dark
 from kvtrail.dashboard.views.links import link, request_query
-from kvtrail.dashboard.views.request_parts import BY_STEP, axis_switch, request_badges, unknown_request
-from kvtrail.dashboard.views.tables import number_column, request_labels
-from kvtrail.dashboard.views.widgets import set_to, when_chosen
+from kvtrail.dashboard.views.request_parts import request_badges, unknown_request
+from kvtrail.dashboard.views.tables import table
 
 OFFERED = 20
 RATE_NS = 30 * 60 * 10**9
 """An engine's prefill rate is that of this long before and after a request."""
-TIMES = {"Duration": "duration", "First token": "first token", "Waited": "waited for KV"}
-"""Columns of times, and their terms in the glossary."""
+WIDE = {name: Column(width=480) for name in "AB"}
 FIELD = "compare_with"
 """The session's key for the field."""
 
 
 def show(request_id: str, engine: str, query: Mapping[str, str]) -> None:
     """The other request that the address names, or those to choose from."""
-    other, searched = query.get("with", ""), query.get("search", "")
+    other = query.get("with", "")
     with st.container(key="ways", horizontal=True, vertical_alignment="center", gap="small"):
         st.header(f"Compare {plain(request_id)} with", width="content", anchor=False)
-        field(other or searched)
+        field(other)
         if other:
             near = {"id": request_id, "engine": engine, "tab": "compare"}
             link("request", "Near in time and alike", icon="arrow_back", query=near)
     if other:
         page(request_id, engine, other, query.get("with_engine", ""))
     else:
-        choose(request_id, engine, searched)
+        choose(request_id, engine)
 
 
 @st.fragment(run_every=EVERY_S)
-def choose(request_id: str, engine: str, search: str) -> None:
-    """The requests to compare with: similar ones near in time, or those with the typed text in their id."""
+def choose(request_id: str, engine: str) -> None:
+    """The requests to compare with: similar ones near in time."""
 
     def ask() -> tuple[Row | None, list[Row]]:
         timeline = tracer().request(request_id, engine=engine)
         if timeline is None:
             return None, []
         request = timeline["request"]
-        near = {"near": request["request"], "near_engine": request["engine"]}
-        found = tracer().requests(search=search, limit=OFFERED, **({} if search else near))
-        return request, [each for each in found if request_query(each) != request_query(request)]
+        return request, tracer().get("requests", limit=OFFERED, near=request["request"], near_engine=request["engine"])
 
-    answer = read(ask, key=f"choose {request_id} {engine} {search}")
+    answer = read(ask, key=f"choose {request_id} {engine}")
     if answer is None:
         return
-    request, offers = answer
+    request, found = answer
     if request is None:
         unknown_request(plain(request_id))
         return
+    offers = [each for each in found if request_query(each) != request_query(request)]
     if not offers:
-        st.info(f"No other request has {plain(search)} in its id." if search else "There is no other request yet.")
+        st.info("There is no other request yet.")
         return
-    tables.table(
+    table(
         compare.offer_rows(offers, request),
         key="offers",
         links=[("request", pair_query(request, offer)) for offer in offers],
-        note="Requests with this in their id. Click one."
-        if search
-        else "Near in time and alike. Click one, or type an id.",
+        note="Near in time and alike. Click one, or type an id.",
         most_rows=OFFERED,
-        numbers=("Prompt", "Findings", "Loaded", "Recomputed", "Preemptions"),
-        formats={**request_labels(), **{name: number_column(term, format="%.3f s") for name, term in TIMES.items()}},
     )
 
 
@@ -87,11 +79,7 @@ def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None
     def ask() -> list[compare.Side | None]:
         return [side(request_id, engine), side(other_id, other_engine)]
 
-    def again_s(sides: list[compare.Side | None]) -> float | None:
-        known = [each.request for each in sides if each is not None]
-        return refresh.of_requests(known, now_ns=time.time_ns()) if len(known) == len(sides) else EVERY_S
-
-    answer = read(ask, key=f"compare {request_id} {engine} {other_id} {other_engine}", again_s=again_s)
+    answer = read(ask, key=f"compare {request_id} {engine} {other_id} {other_engine}")
     if answer is None:
         return
     a, b = answer
@@ -101,8 +89,6 @@ def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None
     heads(a, b)
     slower_phases(a, b)
     verdict(a, b)
-    charts(a, b)
-    steps(a, b)
 
 
 def side(request_id: str, engine: str) -> compare.Side | None:
@@ -111,9 +97,9 @@ def side(request_id: str, engine: str) -> compare.Side | None:
     if timeline is None:
         return None
     request = timeline["request"]
-    lanes = tracer().lanes(**phases.question(request, now_ns=time.time_ns()))
+    lanes = tracer().get("lanes", **phases.question(request, now_ns=time.time_ns()))
     around = {"since_ns": max(0, request["started_ns"] - RATE_NS), "until_ns": request["last_ns"] + RATE_NS}
-    rate = tracer().efficiency(engine=request["engine"], **around)["worth"]["prefill_tokens_per_s"]
+    rate = tracer().get("efficiency", engine=request["engine"], **around)["worth"]["prefill_tokens_per_s"]
     return compare.Side(timeline, phases.stretches(lanes, request), rate)
 
 
@@ -129,16 +115,12 @@ def heads(a: compare.Side, b: compare.Side) -> None:
 
 def slower_phases(a: compare.Side, b: compare.Side) -> None:
     """Which of the two was slower, in which phases, and why."""
-    sentence = slower.summary(a, b)
+    sentence = compare.slower_summary(a, b)
     if not sentence:
         return
     st.subheader("Why was one slower", anchor=False)
     st.markdown(sentence)
-    tables.table(
-        slower.rows(a, b),
-        key="slower",
-        widths={"Phase": 170, "A": 100, "B": 100, "A longer by": 110, "B longer by": 110, "Why": 700},
-    )
+    table(compare.slower_rows(a, b), key="slower")
 
 
 def verdict(a: compare.Side, b: compare.Side) -> None:
@@ -153,53 +135,14 @@ def verdict(a: compare.Side, b: compare.Side) -> None:
     for each in found:
         side, step = (a, each.a.step) if each.a.step or not each.b.step else (b, each.b.step)
         links.append(("request", request_query(side.request, step=step)))
-    tables.table(
+    table(
         rows,
         key="differences",
         links=links,
         ids=[each.name for each in found],
         appends=True,
         note="Outcomes and answers first, lengths last. Click a line to see its step.",
-        widths={"": 210, "A": 480, "B": 480},
-    )
-
-
-def charts(a: compare.Side, b: compare.Side) -> None:
-    """Both timelines and accounts, on the same axes."""
-    axis = axis_switch("On the same axes")
-    dark, timelines = is_dark(), (a.timeline, b.timeline)
-    frame = request_charts.frame(*timelines, parts=[*a.parts, *b.parts])
-    style = request_charts.Style(frame=frame, dark=dark, by_step=axis == BY_STEP)
-    for each, column in zip((a, b), st.columns(2, gap="large"), strict=True):
-        column.html(legend(request_charts.phase_legend(each.parts, dark=dark)))
-    # Row by row, so that the same part of both is at the same height.
-    for letter, each, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
-        chart = request_charts.timeline_chart(each.timeline, style, each.parts)
-        with column:
-            draw_chart(chart, key=f"timeline_{letter}_{axis}")
-    st.html(legend([*request_charts.mark_legend(timelines, dark=dark), *request_charts.measure_legend(dark=dark)]))
-    for letter, each, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
-        with column:
-            draw_chart(request_charts.account_chart(each.timeline, style), key=f"account_{letter}_{axis}")
-
-
-def steps(a: compare.Side, b: compare.Side) -> None:
-    """Both histories, step by step; a click opens A's replay."""
-    st.subheader("Step by step", anchor=False)
-    rows = compare.step_rows(a.timeline, b.timeline)
-    links = [
-        ("request", request_query((a if row["A step"] else b).request, step=row["A step"] or row["B step"]))
-        for row in rows
-    ]
-    tables.table(
-        rows,
-        key="compare_steps",
-        links=links,
-        ids=range(len(rows)),
-        appends=True,
-        note="Token counts are compared; block ids, keys and times always differ. Click a step to replay it.",
-        most_rows=16,
-        widths={"": 90, "A step": 65, "A": 430, "B step": 65, "B": 430},
+        looks=WIDE,
     )
 
 
@@ -209,28 +152,18 @@ def pair_query(a: Row, b: Row) -> dict[str, str]:
 
 
 def field(shown: str) -> None:
-    """The field for the other request's id, or a part of it."""
+    """The field for the other request's id."""
     set_to(FIELD, shown)
 
     def typed() -> None:
-        wanted = str(st.session_state[FIELD]).strip()
-        name = "with" if wanted and is_known(wanted) else "search"
-        address.change({"with": "", "with_engine": "", "search": "", name: wanted})
+        address.change({"with": str(st.session_state[FIELD]).strip(), "with_engine": ""})
 
     st.text_input(
         "Compare with",
         key=FIELD,
         on_change=when_chosen(FIELD, typed),
         type="search",
-        placeholder="A request's id, or a part of one",
+        placeholder="A request's id",
         label_visibility="collapsed",
         width=380,
     )
-
-
-def is_known(request_id: str) -> bool:
-    """Whether this is a request's whole id; True if the tracer does not answer."""
-    try:
-        return tracer().request(request_id) is not None
-    except TracerAway:
-        return True

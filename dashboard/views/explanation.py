@@ -7,14 +7,14 @@ import time
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import changes, markers, text
+from kvtrail.dashboard.content import changes, charts, text
 from kvtrail.dashboard.content.time_range import EXAMPLES, TimeRange, parsed
-from kvtrail.dashboard.table.columns import TENTHS
+from kvtrail.dashboard.glossary import TERMS
+from kvtrail.dashboard.table.columns import TENTHS, Numbers
 from kvtrail.dashboard.views import address, tables
+from kvtrail.dashboard.views.address import set_to, when_chosen
 from kvtrail.dashboard.views.answers import remembered, tracer
 from kvtrail.dashboard.views.links import link
-from kvtrail.dashboard.views.tables import number_column
-from kvtrail.dashboard.views.widgets import set_to, when_chosen
 from kvtrail.tracer.model.words import some
 
 AT, MEASURE = "at", "measure"
@@ -24,18 +24,18 @@ FIELD = "explained"
 EVERY_NS = 30 * 10**9
 """How often it is asked for again: sums are by the minute."""
 MOST_SAID = 5
-"""Sentences about measures that are shown outside of the expander."""
+"""Sentences about measures; the table has the others."""
 
 
 def choose(shown: TimeRange) -> None:
     """The field for a moment: a marker of the range, or a time that is typed."""
     try:
-        marked = tracer().markers(**shown.query)
+        marked = tracer().get("markers", **shown.query)
     except TracerAway:
         return  # the page below shows the error
     now_ns = time.time_ns()
     lines = {
-        markers.in_a_line(each, now_ns=now_ns): text.clock(each["at_ns"], now_ns=now_ns).removesuffix(".000")
+        charts.marker_line(each, now_ns=now_ns): text.clock(each["at_ns"], now_ns=now_ns).removesuffix(".000")
         for each in marked
     }
     named = _moment(now_ns)
@@ -76,7 +76,7 @@ def show(shown: TimeRange) -> None:
             return
         asked = {"at_ns": at_ns, "since_ns": shown.since_ns, "until_ns": shown.until_ns}
         question = (at_ns, shown.field(), now_ns // EVERY_NS)
-        report = remembered("explanation_answer", question, lambda: tracer().changes(**asked))
+        report = remembered("explanation_answer", question, lambda: tracer().get("changes", **asked))
         if report is not None:
             _explain(report, after=TimeRange(at_ns, shown.until_ns), around=shown)
 
@@ -95,20 +95,13 @@ def _explain(report: Row, *, after: TimeRange, around: TimeRange) -> None:
     with st.container(key="likely", gap=None):
         for each in report["likely"]:
             page, query = changes.of_cause(each, after, around)
-            link(page, f"{text.plain(each['text'])} →", icon=changes.cause_icon(each["kind"]), query=query)
+            link(page, f"{text.plain(each['text'])} →", query=query)
     found = changes.in_order([*report["changes"], *report["requests"]])
-    said = changes.sentences(found, names)
-    _bullets(said[:MOST_SAID] or [changes.unchanged(report)])
-    if rest := said[MOST_SAID:]:
-        with st.expander("What changed less"):
-            _bullets(rest)
+    said = changes.sentences(found, names)[:MOST_SAID] or [changes.unchanged(report)]
+    st.markdown("\n".join(f"- {each}" for each in said))
     if explained := [each for each in found if changes.is_large(each)]:
         _groups(explained, names, after)
     st.caption(changes.rests_on(report, now_ns=time.time_ns()))
-
-
-def _bullets(sentences: list[str]) -> None:
-    st.markdown("\n".join(f"- {each}" for each in sentences))
 
 
 def _groups(found: list[Row], names: Row, after: TimeRange) -> None:
@@ -124,11 +117,7 @@ def _groups(found: list[Row], names: Row, after: TimeRange) -> None:
         key=f"changed_{change['measure']}",
         links=changes.links(change, after),
         ids=[(each["dimension"], each["group"]) for each in change["groups"]],
-        note=f"{changes.unit(change)} Click a row to see its requests.",
+        note="What each group adds to the whole. Click a row to see its requests.",
         most_rows=8,
-        formats={
-            "Before": number_column("before", format=amount),
-            "After": number_column("after", format=amount),
-            "Share of the change": number_column("share of the change", format="%.1f %%"),
-        },
+        looks={name: Numbers(format=amount, help=TERMS[name.lower()]) for name in ("Before", "After")},
     )

@@ -8,7 +8,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from kvtrail.dashboard.views import address
-from kvtrail.dashboard.views.widgets import set_to, when_chosen
+from kvtrail.dashboard.views.address import set_to, when_chosen
 
 ANY = "any"
 
@@ -62,12 +62,6 @@ def written(label: str, *, name: str, example: str, help: str) -> str:
         label, key=key, on_change=when_chosen(key, write), placeholder=example, help=help, label_visibility="collapsed",
     )  # fmt: skip
     return str(st.session_state[key]).strip()
-
-
-def say_ignored(filters: Sequence[str]) -> None:
-    """Say which filters a view does not apply."""
-    if filters:
-        st.caption(f"This view does not apply the {' and the '.join(filters)}.")
 
 
 def _in_address(options: Sequence[str], *, name: str, default: str) -> tuple[str, Callable[[], None]]:

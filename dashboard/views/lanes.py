@@ -12,37 +12,30 @@ import streamlit as st
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.live.address import NAMES, as_query, of_query, typed_range
 from kvtrail.dashboard.live.component import component
-from kvtrail.dashboard.live.payload import busyness, payload, shows_nothing
+from kvtrail.dashboard.live.payload import payload, shows_nothing
 from kvtrail.dashboard.live.view import (
-    APPLIED,
     View,
     closer_question,
-    fit_end_ms,
     ms_of,
     of_component,
-    overview_question,
     question,
 )
 from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.answers import EVERY_S, remembered, tracer
-from kvtrail.dashboard.views.filters import say_ignored
 from kvtrail.dashboard.views.links import follow, request_query
 
 KEY, FIRST, ANSWERED, OPEN = "live", "live_first", "live_answered", "live_open"
 """The session's keys for the component, the address's view, the last answer, and the clicked request."""
-FIT_END = "live_fit_end"
-"""The same for the end of the range that was asked for, of a view that fits its contents."""
-OVERVIEW, MARKERS, COMMAND = "live_overview", "live_markers", "live_command"
-"""The same for the overview, markers, and the last view that the page commanded."""
+MARKERS, COMMAND = "live_markers", "live_command"
+"""The same for markers, and the last view that the page commanded."""
 SLOW_MS = 10_000
-"""How often the overview and markers are queried again."""
+"""How often markers are queried again."""
 
 
-def show(search: str, chosen: dict[str, str]) -> None:
-    """The requests that the page's filter selects, as lanes. They are not filtered by the verdict."""
-    say_ignored([name for name in chosen if name not in APPLIED])
+def show(chosen: dict[str, str]) -> None:
+    """The requests that the page's filter selects, as lanes."""
     follow_address()
-    page({**chosen, **({"q": search} if search else {})})
+    page(chosen)
 
 
 @st.fragment(run_every=EVERY_S)
@@ -60,7 +53,6 @@ def page(chosen: dict[str, str]) -> None:
             view,
             is_away=is_away,
             is_filtered=bool(chosen),
-            overview=None if answer is None else overview(view, chosen),
             markers=[] if answer is None else markers(answer, chosen),
             command=st.session_state[COMMAND],
         ),
@@ -94,15 +86,12 @@ def read(view: View, chosen: dict[str, str]) -> tuple[Row | None, bool]:
     """The tracer's answer, and whether the tracer is away; if so, the last answer, if any."""
     asked = question(view, chosen, end_ms=now_ms())
     last: tuple[dict[str, int | str], Row] | None = st.session_state.get(ANSWERED)
-    if view.paused and last is not None and last[0] == asked:
-        return last[1], False
     try:
-        answer = tracer().lanes(**asked)
+        answer = tracer().get("lanes", **asked)
         if view.fit and shows_nothing(answer) and not chosen:
             answer = the_latest(view) or answer
-        st.session_state[FIT_END] = fit_end_ms(answer)
         if (closer := closer_question(view, chosen, answer)) is not None:
-            answer = tracer().lanes(**closer)
+            answer = tracer().get("lanes", **closer)
     except TracerAway:
         return (None if last is None else last[1]), True
     st.session_state[ANSWERED] = (asked, answer)
@@ -111,15 +100,8 @@ def read(view: View, chosen: dict[str, str]) -> tuple[Row | None, bool]:
 
 def the_latest(view: View) -> Row | None:
     """The lanes around the latest request, if any."""
-    requests = tracer().requests(limit=1)
-    return tracer().lanes(**question(view, {}, end_ms=ms_of(requests[0]["last_ns"]))) if requests else None
-
-
-def overview(view: View, chosen: dict[str, str]) -> Row | None:
-    """How many requests ran at a time around the view."""
-    end_ms = st.session_state[FIT_END] if view.fit else now_ms()
-    asked = overview_question(view, chosen, end_ms=-(-end_ms // SLOW_MS) * SLOW_MS)
-    return remembered(OVERVIEW, asked, lambda: busyness(tracer().lanes(**asked)))
+    requests = tracer().get("requests", limit=1)
+    return tracer().get("lanes", **question(view, {}, end_ms=ms_of(requests[0]["last_ns"]))) if requests else None
 
 
 def markers(answer: Row, chosen: dict[str, str]) -> list[Row]:
@@ -130,7 +112,7 @@ def markers(answer: Row, chosen: dict[str, str]) -> list[Row]:
         "until_ns": -(-answer["to_ns"] // step_ns) * step_ns,
         "engine": chosen.get("engine", ""),
     }
-    return remembered(MARKERS, asked, lambda: tracer().markers(**asked)) or []
+    return remembered(MARKERS, asked, lambda: tracer().get("markers", **asked)) or []
 
 
 def write_address() -> None:
@@ -163,7 +145,7 @@ def read_typed() -> None:
     """A time was typed: the next run commands its view."""
     view = current_view()
     found = typed_range(str(st.session_state[KEY].get("typed") or ""), view, now_ms=now_ms())
-    command(None if found is None else replace(view, fit=False, paused=False, paused_ms=None, **found))
+    command(None if found is None else replace(view, fit=False, **found))
 
 
 def now_ms() -> float:

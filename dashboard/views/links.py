@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.link import Link
+from kvtrail.dashboard.content.text import Link
 from kvtrail.dashboard.scripts import invisible
 from kvtrail.dashboard.views import address
 

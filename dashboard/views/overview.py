@@ -2,81 +2,81 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import fleet, overview, text, trends
+from kvtrail.dashboard.command import TOKEN_VARIABLE
+from kvtrail.dashboard.content import charts, engines, overview, text
 from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.content.time_range import TimeRange
+from kvtrail.dashboard.glossary import TERMS
 from kvtrail.dashboard.views import explanation, picker
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
-from kvtrail.dashboard.views.cards import card, cards
-from kvtrail.dashboard.views.context import is_dark
-from kvtrail.dashboard.views.engines import engines
+from kvtrail.dashboard.views.charts import chart_over_time, is_dark
 from kvtrail.dashboard.views.links import link
-from kvtrail.dashboard.views.welcome import welcome
-from kvtrail.tracer.model.words import count
+from kvtrail.dashboard.views.tables import cards, table
+from kvtrail.tracer.model.words import some
 
 SENTENCES = 6
+"""Sentences that are shown outside of the expander."""
 
 
 class Answer(NamedTuple):
     """The data of the page, queried together: either all of it is current, or none."""
 
     status: Row
-    totals: Row
     savings: Row
     trend: Row
     markers: list[Row]
     fleet: Row
+    has_requests: bool
 
 
 def ask(shown: TimeRange) -> Answer:
     """Ask the tracer about the range."""
-    source = tracer()
+    get, query = tracer().get, shown.query
     return Answer(
-        status=source.status(**shown.query),
-        totals=source.totals(),
-        savings=source.efficiency(**shown.query),
-        trend=source.findings_trend(**shown.query),
-        markers=source.markers(**shown.query),
-        fleet=source.fleet(),
+        status=get("status", **query),
+        savings=get("efficiency", **query),
+        trend=get("findings/trend", **query),
+        markers=get("markers", **query),
+        fleet=get("fleet"),
+        has_requests=bool(get("requests", limit=1)),
     )
 
 
-@st.fragment(run_every=EVERY_S)
 def page() -> None:
     """Draw the page, again at each refresh."""
-    shown = picker.current()
-    answer = read(lambda: ask(shown), key=f"overview {shown.field()}", again_s=picker.again_s(EVERY_S))
+    shown, now_ns = picker.current(), time.time_ns()
+    answer = read(lambda: ask(shown), key=f"overview {shown.field()}")
     if answer is None:
         return
-    if not answer.totals["requests"]:
-        welcome(answer.fleet["tracer"])
+    about_tracer = engines.tracer_status(answer.fleet["tracer"], url=tracer().url, now_ns=now_ns)
+    if not answer.has_requests:
+        welcome(about_tracer)
         return
     statements(answer.status, shown)
     explanation.show(shown)
-    with cards():
-        for each in overview.cards(answer.status, answer.savings):
-            card(*each)
+    cards(overview.cards(answer.status, answer.savings))
     over_time(answer)
-    engines(answer.fleet, shown)
-    foot(answer)
+    show_engines(answer.fleet, shown, now_ns=now_ns)
+    st.caption(about_tracer)
 
 
 def statements(status: Row, shown: TimeRange) -> None:
     """The sentences; each links to its subject."""
     every = overview.statements(status, shown)
     with st.container(key="statements", gap=None):
-        at_once = overview.shown_at_once(len(every), SENTENCES)
-        for number, each in enumerate(every[:at_once]):
+        for number, each in enumerate(every[:SENTENCES]):
             show_statement(each, key=f"say-{each.level}-{number}")
-        if rest := every[at_once:]:
-            with st.expander(f"{count(len(rest))} more"):
-                for number, each in enumerate(rest, at_once):
+        if rest := every[SENTENCES:]:
+            with st.expander(f"{len(rest)} more"):
+                for number, each in enumerate(rest, SENTENCES):
                     show_statement(each, key=f"say-{each.level}-{number}")
 
 
@@ -96,24 +96,76 @@ def over_time(answer: Answer) -> None:
     left, right = st.columns(2, gap="medium")
     with left:
         st.caption("**Tokens of admitted requests, by where they came from**")
-        st.html(of_colours(trends.source_colours(answer.savings, dark=is_dark())))
-        picker.chart_over_time(trends.sources_over_time(answer.savings, dark=is_dark()), answer.markers, key="sources")
+        st.html(of_colours(charts.source_colours(answer.savings, dark=is_dark())))
+        chart_over_time(charts.sources_over_time(answer.savings, dark=is_dark()), answer.markers, key="sources")
     with right:
         st.caption("**Findings, by what they could do**")
         if answer.trend["counts"]:
-            st.html(of_colours(trends.severity_colours(answer.trend, dark=is_dark())))
-            picker.chart_over_time(
-                trends.findings_over_time(answer.trend, dark=is_dark()), answer.markers, key="findings"
-            )
+            st.html(of_colours(charts.severity_colours(answer.trend, dark=is_dark())))
+            chart_over_time(charts.findings_over_time(answer.trend, dark=is_dark()), answer.markers, key="findings")
         else:
             st.caption("None in this range.")
 
 
-def foot(answer: Answer) -> None:
-    """The tracer's own status."""
-    st.caption(fleet.tracer_status(answer.fleet["tracer"], url=tracer().url, now_ns=time.time_ns()))
+def show_engines(answer: Row, shown: TimeRange, *, now_ns: int) -> None:
+    """The engines of the range by state; who hands over to whom, and what is kept for others now; and recorders with
+    losses."""
+    listed = engines.in_order(engines.since(answer["engines"], shown))
+    recorders = [recorder for engine in answer["engines"] for recorder in engine["recorders"]]
+    st.subheader("Engines", anchor=False)
+    st.caption(engines.counts(answer["engines"], shown))
+    if sentence := engines.quiet_engines(recorders):
+        st.warning(sentence)
+    table(
+        engines.engine_rows(listed, now_ns=now_ns),
+        key="engines",
+        links=[_link_of(engine, shown) for engine in listed],
+        ids=[engine["engine"] for engine in listed],
+        note="Click an engine to see what its offload saves; one that ended with open requests, to see these.",
+    )
+    if answer["pairs"]:
+        st.subheader("Pairs of engines", anchor=False, help=TERMS["hand-off"])
+        note = "Hand-offs since this tracer started. Nobody: no request that takes them is known here."
+        table(engines.pair_rows(answer["pairs"]), key="pairs", note=note)
+    if kept := answer["kept"]:
+        st.markdown("**Kept for other engines now**")
+        table(
+            engines.kept_rows(kept),
+            key="kept",
+            links=[("request", {"id": each["request"], "engine": each["engine"]}) for each in kept],
+            ids=[(each["engine"], each["taker"], each["state"]) for each in kept],
+            note="Click a row to see the request that has waited longest.",
+        )
+    if lossy := engines.recorder_rows(recorders):
+        st.subheader(f"{some(len(lossy), 'recorder')} with losses", anchor=False, help=TERMS["recorder"])
+        table(lossy, key="recorders")
+
+
+def _link_of(engine: Row, shown: TimeRange) -> tuple[str, Mapping[str, str]]:
+    """The page that a click on the engine opens."""
+    cause = engine["cause"]
+    if cause and cause["request"]:
+        return "request", {"id": cause["request"], "engine": engine["engine"]}
+    if engine["lost"]:
+        return "requests", {**shown.address, "on": engine["engine"], "status": "lost"}
+    return "savings", {**shown.address, "on": engine["engine"]}
+
+
+def welcome(about_tracer: str) -> None:
+    """The page of a tracer without requests: the address for spans, and a command to copy that sends some."""
+    url = tracer().url
+    st.subheader("No requests yet: the tracer listens", anchor=False)
+    st.caption(about_tracer)
+    st.markdown("Any connector is traced, under its own name. Replace `MODEL`, and the connector by yours:")
+    wants_token = bool(os.environ.get(TOKEN_VARIABLE))
+    st.code(overview.engine_settings(url, wants_token=wants_token), language=None, wrap_lines=True)
+    st.caption(
+        "From another machine, use this one's name in the address (`kvtrail serve --host` admits other machines). The first"
+        " request appears here within seconds, without a reload. Without a GPU, `kvtrail demo` drives a real engine on the"
+        " CPU, with a tracer and a dashboard of its own."
+    )
 
 
 picker.heading("Overview")
 explanation.choose(picker.current())
-page()
+st.fragment(page, run_every=picker.every_s(EVERY_S))()

@@ -1,4 +1,4 @@
-"""The time picker of all pages, and charts on which a range can be drawn.
+"""The time picker of all pages.
 
 The range is in the page's address, so the browser's back button undoes each choice.
 """
@@ -6,21 +6,19 @@ The range is in the page's address, so the browser's back button undoes each cho
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import streamlit as st
 from streamlit.components.v2.types import ComponentRenderer
 
-from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import markers, refresh, text, trends
+from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.time_range import EXAMPLES, RANGES, TimeRange, of_query, typed
-from kvtrail.dashboard.scripts import COPYING, joined
+from kvtrail.dashboard.scripts import FOLDER, joined
 from kvtrail.dashboard.views import address
-from kvtrail.dashboard.views.context import is_dark
-from kvtrail.dashboard.views.widgets import set_to, when_chosen, when_pressed
+from kvtrail.dashboard.views.address import set_to, when_chosen
+from kvtrail.dashboard.views.answers import unless_over
 
 CHOICE, FIELD, REJECTED = "time_choice", "time_field", "time_rejected"
 """The session's keys for the quick choice, the field, and typed text that could not be parsed."""
@@ -41,7 +39,7 @@ def heading(title: str, *, timed: bool = True, copied: bool = True, beside: Call
         with st.container(key="picker", horizontal=True, vertical_alignment="center", gap="small", width="content"):
             _quick_choices(shown)
             _field(shown, rejected)
-            _buttons(shown)
+            copy_link(shown)
     if rejected:
         st.error(text.plain(rejected["why"]))
 
@@ -56,32 +54,10 @@ def show(chosen: TimeRange) -> None:
     address.change(chosen.address)
 
 
-def again_s(every_s: float) -> Callable[[object], float | None]:
-    """In how many seconds a page about the range asks again, whatever the answer: never, if the range is long over."""
-    return lambda _: refresh.of_range(current(), now_ns=time.time_ns(), every_s=every_s)
-
-
-def chart_over_time(chart: trends.Chart, marked: Sequence[Row], *, key: str) -> None:
-    """A chart over time, with markers. A range drawn along it becomes the page's.
-
-    The rows are sent beside the spec, so that a refresh with other rows does not redraw the chart under the pointer.
-    """
-    if (drawn := st.session_state.pop(f"{key}_drawn", None)) is not None:
-        show(drawn)
-        st.rerun()
+def every_s(seconds: float) -> float | None:
+    """How often a page about the range asks again; None if the range is long over."""
     shown = current()
-    # A drawn range ends once it is shown: the next range has another chart.
-    chart_key = f"{key} {shown.field()}"
-
-    def draw() -> None:
-        ends = st.session_state[chart_key]["selection"].get(trends.BRUSH, {}).get(trends.MOMENT)
-        if ends and (narrowed := current().narrowed(*ends)) is not None:
-            st.session_state[f"{key}_drawn"] = narrowed
-
-    spec, rows = trends.spec_and_rows(chart)
-    spec = trends.readable(markers.drawn(spec, marked, dark=is_dark()), dark=is_dark())
-    with st.container(key=f"over_time_{key}"):
-        st.vega_lite_chart(rows, spec, key=chart_key, on_select=draw, selection_mode=trends.BRUSH)
+    return unless_over(seconds, ended_ns=None if shown.relative else shown.until_ns)
 
 
 def _quick_choices(shown: TimeRange) -> None:
@@ -117,19 +93,6 @@ def _field(shown: TimeRange, rejected: Mapping[str, str]) -> None:
     )
 
 
-def _buttons(shown: TimeRange) -> None:
-    """Buttons: earlier, later, zoom out, copy link."""
-
-    def button(name: str, icon: str, to: Callable[[], TimeRange]) -> None:
-        press = when_pressed(lambda: show(to()))
-        st.button(name, key=f"time_{icon}", icon=f":material/{icon}:", type="tertiary", help=name, on_click=press)
-
-    button("Half a range earlier", "chevron_left", lambda: current().shifted(-0.5))
-    button("Half a range later", "chevron_right", lambda: current().shifted(0.5))
-    button("Twice as long a range", "zoom_out", lambda: current().zoomed_out())
-    copy_link(shown)
-
-
 def copy_link(shown: TimeRange | None) -> None:
     """A button that copies the page's address, with a relative range made absolute."""
     now_ns = time.time_ns()
@@ -141,10 +104,9 @@ def copy_link(shown: TimeRange | None) -> None:
 @cache
 def _link_copier() -> ComponentRenderer:
     """The component, registered once."""
-    script, style = (Path(__file__).with_name(f"copy_link.{kind}") for kind in ("js", "css"))
     return st.components.v2.component(
         "kvtrail_copy_link",
-        js=joined([COPYING, script]),
-        css=style.read_text(),
+        js=joined([FOLDER / "copying.js", FOLDER / "copy_link.js"]),
+        css=(FOLDER / "copy_link.css").read_text(),
         html='<button type="button">Copy link</button>',
     )

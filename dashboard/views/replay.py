@@ -9,31 +9,24 @@ from typing import Any
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import request_charts
-from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.legend import legend
-from kvtrail.dashboard.content.replay import changes, clamped, facts, neighbours, title
-from kvtrail.dashboard.content.request import ACCOUNT, findings_by_step, missing_events
+from kvtrail.dashboard.content.request import charts as request_charts
+from kvtrail.dashboard.content.request.account import findings_by_step, missing_events
+from kvtrail.dashboard.content.request.replay import changes, clamped, facts, neighbours, title
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.scripts import invisible
-from kvtrail.dashboard.views.charts import draw_chart
-from kvtrail.dashboard.views.context import is_dark
-from kvtrail.dashboard.views.finding_cards import request_finding_cards
-from kvtrail.dashboard.views.request_parts import block_table
+from kvtrail.dashboard.views.charts import draw_chart, is_dark
+from kvtrail.dashboard.views.request_parts import block_table, finding_cards
 from kvtrail.tracer.model.words import described, some
 
 STEP = "replay_step"
-"""The session's key for the step. The slider cannot hold it: with more steps it becomes another slider."""
-SLIDER = "replay_slider"
-"""The session's key for the slider's number. A browser that has not drawn a step yet reports its slider's old position. So a
-step chosen in another way gets a new slider, and the old one is ignored."""
+"""The session's key for the step."""
 KEYS = "replay_keys"
 
 
 def begin(query: Mapping[str, str]) -> None:
     """Before the page is drawn as a whole: take the step that its address names. The browser keeps the address up to date."""
     st.session_state[STEP] = query.get("step", "")
-    st.session_state[SLIDER] = st.session_state.get(SLIDER, 0) + 1
 
 
 def show(timeline: Row) -> None:
@@ -59,17 +52,10 @@ def show(timeline: Row) -> None:
 
 
 def controls(step: int, steps: int, with_findings: list[int]) -> None:
-    """The buttons and the slider; on a narrow page the slider is below."""
-    number = st.session_state[SLIDER]
-    slider = f"slider_{number}"
+    """The buttons, and the keys that do the same."""
 
     def go(to: int) -> None:
         st.session_state[STEP] = to
-        st.session_state[SLIDER] += 1
-
-    def slide() -> None:
-        if st.session_state[SLIDER] == number:  # Streamlit takes a removed slider for a changed one
-            st.session_state[STEP] = st.session_state[slider]
 
     before, after = neighbours(with_findings, step=step)
     buttons = (
@@ -79,8 +65,7 @@ def controls(step: int, steps: int, with_findings: list[int]) -> None:
         ("after", "Next", "N", "chevron_right", step + 1 if step < steps else None),
         ("finding_after", "Next finding", "F", "keyboard_double_arrow_right", after),
     )
-    left_side, right_side = st.columns([6, 7], gap="large", vertical_alignment="center")
-    with left_side, st.container(horizontal=True, gap="small"):
+    with st.container(horizontal=True, gap="small"):
         for name, label, key, icon, to in buttons:
             st.button(
                 f"{label} {key}" if to is None else f"{label} :gray[{key}]",
@@ -91,9 +76,6 @@ def controls(step: int, steps: int, with_findings: list[int]) -> None:
                 on_click=go,
                 args=(to,),
             )
-    if steps > 1:
-        st.session_state[slider] = step
-        right_side.slider("Step", 1, steps, key=slider, on_change=slide, label_visibility="collapsed")
     listen_to_keys(step, steps, with_findings, go)
 
 
@@ -130,23 +112,19 @@ def account(timeline: Row, step: int) -> None:
             name, value, before = f"**{name}**", f"**{value}**", f":gray[{before}]"
         table.append({"": name, "Account after it": value, "Before": before if row["differs"] else ""})
     st.table(table, border="horizontal", hide_index=True)
-    with st.popover("What these mean", icon=":material/help:", type="tertiary"):
-        for row in rows:
-            st.markdown(f"**{row['label']}**: {plain(TERMS[ACCOUNT[row['name']][1]])}")
 
 
 def proofs(timeline: Row, step: int, findings: dict[int, list[Row]]) -> None:
     """The findings that the step proves."""
-    request_finding_cards(findings.get(step, []), timeline)
+    finding_cards(findings.get(step, []), timeline)
     if earlier := sum(len(each) for number, each in findings.items() if number < step):
         st.caption(f"{some(earlier, 'finding')} before this step.")
 
 
 def charts(timeline: Row, step: int) -> None:
     """All steps, with a line at this one, and the account on the same axis."""
-    style = request_charts.Style(frame=request_charts.frame(timeline), dark=is_dark(), by_step=True, at=step)
-    draw_chart(request_charts.timeline_chart(timeline, style), key="replay_timeline")
-    marks = request_charts.mark_legend([timeline], dark=style.dark)
-    st.html(legend([*marks, *request_charts.measure_legend(dark=style.dark)]))
-    draw_chart(request_charts.account_chart(timeline, style, height=180), key="replay_account")
+    dark = is_dark()
+    draw_chart(request_charts.by_step(timeline, at=step, dark=dark), key="replay_timeline")
+    st.html(legend([*request_charts.mark_legend(timeline, dark=dark), *request_charts.measure_legend(dark=dark)]))
+    draw_chart(request_charts.account_by_step(timeline, at=step, dark=dark), key="replay_account")
     st.caption("The line marks the step. Counts are tokens.")

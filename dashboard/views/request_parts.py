@@ -1,17 +1,27 @@
-"""Parts of the page about one request: badges, axis switch, block tables, unknown request."""
+"""Parts of the page about one request: badges, findings on cards, block tables, unknown request."""
 
 from __future__ import annotations
 
+import time
+
 import streamlit as st
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import blocks
+from kvtrail.dashboard.content import findings as content
+from kvtrail.dashboard.content.request import replay
 from kvtrail.dashboard.content.requests import status
-from kvtrail.dashboard.views.cards import badge
-from kvtrail.dashboard.views.links import link
+from kvtrail.dashboard.content.text import plain, prose
+from kvtrail.dashboard.views.links import link, request_query
+from kvtrail.tracer.model import words
 
-BY_TIME, BY_STEP = "time", "steps"
-"""The axes of a request's charts."""
+MOST = 3
+"""Findings shown outside of the expander."""
+
+
+def badge(name: str, *, label: str | None = None) -> None:
+    """A status, verdict or severity in its colour."""
+    st.badge(label or plain(palette.label(name)), color=palette.BADGES.get(name, "gray"))  # type: ignore[arg-type]
 
 
 def request_badges(request: Row) -> None:
@@ -20,22 +30,51 @@ def request_badges(request: Row) -> None:
     badge(request["verdict"], label=f"verdict: {request['verdict']}")
 
 
-def axis_switch(title: str) -> str:
-    """A heading for charts with a switch; returns its choice, which the address holds: `BY_TIME` or `BY_STEP`."""
-    # The switch is on the left; on the right a chart's toolbar would cover it.
-    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        st.subheader(title, width="content", anchor=False)
-        return st.segmented_control(
-            "Axis", (BY_TIME, BY_STEP), default=BY_TIME, key="axis", bind="query-params", required=True,
-            label_visibility="collapsed", width="content",
-        )  # fmt: skip
+def finding_cards(findings: list[Row], timeline: Row, *, steps: dict[str, int] | None = None) -> None:
+    """A request's findings, one below the other. With `steps` (finding id to step number) each links to the replay."""
+    for finding in findings[:MOST]:
+        _card(finding, timeline, (steps or {}).get(finding["id"]))
+    if rest := findings[MOST:]:
+        with st.expander(f"{words.some(len(rest), 'more finding')} of this request"):
+            for finding in rest:
+                _card(finding, timeline, (steps or {}).get(finding["id"]))
+
+
+def _card(finding: Row, timeline: Row, step: int | None) -> None:
+    """Impact, severity, why it is drift, what to do, and the events that prove it."""
+    with st.container(border=True, gap="small"):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            badge(finding["did"], label=f"impact: {finding['did']}")
+            badge(finding["severity"], label=f"severity: {finding['severity']}")
+            st.markdown(f"**{plain(finding['title'])}**", width="content")
+            if finding["known"]:
+                badge("known")
+        st.markdown("  \n".join(map(plain, content.sentences(finding))))
+        if finding["known"]:
+            st.caption(plain(content.why_known(finding["known"])))
+        st.markdown(f"**What to do.** {prose(finding['hint'])}")
+        with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+            if step is not None:
+                label = f"Replay from step {words.count(step)}, where it shows"
+                link("request", label, icon="play_arrow", query=request_query(finding, step=step))
+            link("findings", "Runbook", icon="menu_book", query={"rule": finding["rule"]})
+            st.caption(content.sightings(finding, now_ns=time.time_ns()), width="content")
+        steps = {each["span_id"]: number for number, each in enumerate(timeline["steps"], 1)}
+        with st.expander("The events that prove it"):
+            _table(content.evidence(finding, steps))
+
+
+def _table(rows: list[Row]) -> None:
+    """A table of escaped texts: Streamlit takes cells for Markdown."""
+    cells = [{name: plain(words.value(value)) for name, value in row.items()} for row in rows]
+    st.table(cells, border="horizontal", hide_index=True)
 
 
 def block_table(step: Row, timeline: Row, *, title: str = "Its blocks") -> None:
     """The blocks that a step names, by KV cache group; nothing for a step that names none."""
-    rows = blocks.rows(step, timeline.get("groups") or ())
+    rows = replay.block_rows(step, timeline.get("groups") or ())
     if rows:
-        with st.expander(f"{title}: {blocks.summary(step)}"):
+        with st.expander(f"{title}: {replay.block_summary(step)}"):
             st.table(rows, border="horizontal", hide_index=True)
 
 

@@ -1,4 +1,4 @@
-"""Tables, with rows that may be links; and the columns that several tables share.
+"""Tables, with rows that may be links; and how each column looks, on every page.
 
 A browser shows an answer that may be seconds old. So rows keep their order while a page is open: the row that somebody reads
 does not move.
@@ -7,34 +7,85 @@ does not move.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any
 
 import streamlit as st
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import palette
-from kvtrail.dashboard.content.glossary import TERMS
-from kvtrail.dashboard.content.link import Link, of_address
-from kvtrail.dashboard.content.palette import Meaning
 from kvtrail.dashboard.content.requests import STATUS
-from kvtrail.dashboard.content.table_state import TableState, disambiguated
-from kvtrail.dashboard.table import columns
-from kvtrail.dashboard.table.columns import Column
-from kvtrail.dashboard.table.component import OPEN, component
-from kvtrail.dashboard.table.payload import payload
+from kvtrail.dashboard.content.text import Link, of_address
+from kvtrail.dashboard.glossary import TERMS
+from kvtrail.dashboard.table.columns import DURATION, PERCENT, Column, Ids, Labels, Moments, Numbers
+from kvtrail.dashboard.table.component import OPEN, component, payload
+from kvtrail.dashboard.table.state import TableState, disambiguated
 from kvtrail.dashboard.views.answers import question
 from kvtrail.dashboard.views.links import remember_click
 from kvtrail.tracer.model import words
 
 _Shown = tuple[Row, Link]
-_COUNTS = {
-    "Findings": "finding", "Prompt": "prompt", "Loaded": "loaded tokens", "Loads": "loads", "Recomputed": "recomputed tokens",
-    "Stored": "stored tokens", "Preemptions": "preemption",
-}  # fmt: skip
-"""Columns of counts, and their terms in the glossary."""
 _ROW_PX, _HEAD_PX = 26, 38
 """Heights: of a row, and of the headings with the table's border (table.css)."""
+_SECONDS, _SHARE = "%.3f s", "%.1f %%"
+COLUMNS: dict[str, Column] = {
+    "Request": Ids(),
+    "Engine": Ids(help=TERMS["engine"]),
+    "Recorder": Ids(help=TERMS["recorder"]),
+    "Prefills": Ids(), "Decodes": Ids(), "Keeps for": Ids(help=TERMS["kept for"]),
+    "Status": Labels(meanings=STATUS, help=TERMS["outcome"]),
+    "Verdict": Labels(meanings=palette.VERDICT, help=TERMS["verdict"]),
+    "State": Labels(meanings=palette.STATE, help=TERMS["state"]),
+    "Severity": Labels(meanings=palette.SEVERITY, help=TERMS["severity"]),
+    "Impact": Labels(meanings=palette.DID, help=TERMS["impact"]),
+    "Known": Labels(meanings=palette.KNOWN, help=TERMS["known"]),
+    "What they did": Column(help=TERMS["impact"]),
+    "Findings": Numbers(help=TERMS["finding"]),
+    "Requests": Numbers(help=TERMS["requests with it"]),
+    "Started": Moments(label="Started (UTC)"),
+    "Admitted": Moments(label="Admitted (UTC)"),
+    "Latest": Moments(label="Latest (UTC)"),
+    "First seen": Moments(label="First seen (UTC)", help=TERMS["first seen"]),
+    "Last seen": Moments(label="Last seen (UTC)"),
+    "Duration": Numbers(format=_SECONDS, help=TERMS["duration"]),
+    "First token": Numbers(format=_SECONDS, help=TERMS["first token"]),
+    "Waited": Numbers(format=_SECONDS, help=TERMS["waited for KV"]),
+    "Saved": Numbers(format="%.2f s", help=TERMS["prefill saved"]),
+    "Prefill": Numbers(format="%.2f s", help=TERMS["wasted prefill"]),
+    "p50": Numbers(format=_SECONDS), "p90": Numbers(format=_SECONDS), "p99": Numbers(format=_SECONDS),
+    "Hit rate": Numbers(format=_SHARE, help=TERMS["hit rate"]),
+    "vLLM's own": Numbers(format=_SHARE, help=TERMS["vLLM's own hit rate"]),
+    "Share": Numbers(format=_SHARE, help=TERMS["share of the waste"]),
+    "Share of the change": Numbers(format=_SHARE, help=TERMS["share of the change"]),
+    "Of its pool": Numbers(format=PERCENT),
+    "Prompt": Numbers(help=TERMS["prompt"]),
+    "Tokens": Numbers(),
+    "Computed": Numbers(),
+    "Loaded": Numbers(help=TERMS["loaded tokens"]),
+    "Stored": Numbers(help=TERMS["stored tokens"]),
+    "Matched": Numbers(help=TERMS["matched tokens"]),
+    "In vLLM": Numbers(help=TERMS["computed tokens"]),
+    "From its cache": Numbers(),
+    "Recomputed": Numbers(help=TERMS["recomputed tokens"]),
+    "Spared": Numbers(help=TERMS["spared tokens"]),
+    "Preemptions": Numbers(help=TERMS["preemption"]),
+    "Admissions": Numbers(help=TERMS["admission"]),
+    "Lost from token": Numbers(help=TERMS["lost from token"]),
+    "Open": Numbers(help=TERMS["open requests"]),
+    "Open at its end": Numbers(help=TERMS["open at its end"]),
+    "Hand-offs": Numbers(), "Failed": Numbers(), "Not loaded": Numbers(), "Declined": Numbers(), "Blocks": Numbers(),
+    "Leases expired": Numbers(help=TERMS["lease expired"]),
+    "Mean wait": Column(help=TERMS["mean wait"], right=True),
+    "Oldest": Column(help=TERMS["oldest"], right=True),
+    "Lag": Column(help=TERMS["lag"], right=True),
+    "Dropped": Numbers(help=TERMS["dropped"]),
+    "Gaps": Numbers(help=TERMS["gaps"]),
+    "Since arrival": Numbers(format=DURATION),
+    "To next": Numbers(format=DURATION, help=TERMS["to next"]),
+    "Took": Column(help=TERMS["took"], right=True),
+    "Says": Column(width=330),
+    "Ended of": Column(width=290),
+    "Why": Column(width=700),
+}  # fmt: skip
+"""How the values of each name look, on every page; those of other names are text."""
 
 
 def table(
@@ -46,9 +97,7 @@ def table(
     note: str = "",
     appends: bool = False,
     most_rows: int = 12,
-    numbers: Iterable[str] = (),
-    widths: Mapping[str, int] | None = None,
-    formats: Mapping[str, Column] | None = None,
+    looks: Mapping[str, Column] | None = None,
 ) -> None:
     """A table as high as its rows, `most_rows` at most.
 
@@ -58,16 +107,9 @@ def table(
         ids: each row's identity from answer to answer; its link if omitted.
         note: a line above the table.
         appends: new rows come last, so they need not wait.
-        numbers: columns with thousands separators.
-        widths: of columns, in pixels.
-        formats: other columns.
+        looks: of columns that look otherwise than in `COLUMNS`.
     """
-    widths = widths or {}
-    looks = {
-        **{name: Column(width=width) for name, width in widths.items()},
-        **{name: columns.Numbers(width=widths.get(name)) for name in numbers},
-        **(formats or {}),
-    }
+    looks = {**COLUMNS, **(looks or {})}
     with st.container(key=key, gap="small"):
         if links is None:
             if note:
@@ -78,20 +120,15 @@ def table(
         answer = dict(zip(names, zip(rows, links, strict=True), strict=True))
         state = _state(key, answer, appends=appends)
         _heading(key, note, waiting=state.waiting)
+        shown = [*state.rows.values()]
         _draw(
-            [row for row, _ in state.rows.values()],
+            [row for row, _ in shown],
             key=key,
             most_rows=most_rows,
             looks=looks,
-            links=[each for _, each in state.rows.values()],
+            links=[each for _, each in shown],
             number=state.number,
         )
-
-
-def shown(key: str) -> Iterable[Hashable]:
-    """The ids of the rows that the table `key` shows; none before it is drawn."""
-    state: TableState[_Shown] | None = st.session_state.get(f"{key}_state")
-    return () if state is None or _is_another(key, state) else state.rows.keys()
 
 
 def _state(key: str, answer: Mapping[Hashable, _Shown], *, appends: bool) -> TableState[_Shown]:
@@ -153,56 +190,10 @@ def _draw(
     )
 
 
-def label_column(meanings: Mapping[str, Meaning], *, term: str) -> Column:
-    """A column of coloured labels: each cell lists words of one group of the palette. It is as wide as they are: a label
-    that is cut is another word."""
-    return columns.Labels(meanings=meanings, help=TERMS[term])
-
-
-def number_column(term: str, *, format: str = columns.LOCALIZED, width: int | None = None) -> Column:
-    """A column of numbers, with thousands separators if nothing else is said."""
-    return columns.Numbers(help=TERMS[term], format=format, width=width)
-
-
-def moment_column(name: str, *, term: str) -> Column:
-    """A column of moments, in UTC and to the minute."""
-    return columns.Moments(label=f"{name} (UTC)", format="%m-%d %H:%M", width=120, help=TERMS[term])
-
-
-def text_column(term: str, *, right: bool = False, width: int | None = None) -> Column:
-    """A column of text."""
-    return columns.Column(help=TERMS[term], right=right, width=width)
-
-
-def request_labels() -> dict[str, Column]:
-    """The columns of requests' statuses and verdicts."""
-    return {"Status": label_column(STATUS, term="outcome"), "Verdict": label_column(palette.VERDICT, term="verdict")}
-
-
-def rule_columns() -> dict[str, Any]:
-    """The column options of `content.findings.rule_rows`."""
-    return {
-        "formats": {
-            "Severity": label_column(palette.SEVERITY, term="severity"),
-            "Impact": text_column("impact"),
-            "Rule": Column(width=115),
-            "Known": label_column(palette.KNOWN, term="known"),
-            "Says": Column(width=300),
-            "Findings": number_column("finding", width=75),
-            "Requests": number_column("requests with it", width=80),
-            **{name: moment_column(name, term="first seen") for name in ("First seen", "Last seen")},
-        }
-    }
-
-
-def request_columns(rows: Sequence[Row], *, now_ns: int) -> dict[str, Column]:
-    """The options of the columns of `content.requests.request_rows`; with dates if not all are today."""
-    days = {datetime.fromtimestamp(at_ns / 1e9, UTC).date() for at_ns in (now_ns, *(r["started_ns"] for r in rows))}
-    clock = "%Y-%m-%d %H:%M:%S.%f" if len(days) > 1 else "%H:%M:%S.%f"
-    return {
-        **{name: number_column(term) for name, term in _COUNTS.items()},
-        **request_labels(),
-        "Started": columns.Moments(label="Started (UTC)", format=clock),
-        "Duration": number_column("duration", format="%.3f s"),
-        "Waited": number_column("waited for KV", format="%.3f s"),
-    }
+def cards(shown: Iterable[Sequence[str]]) -> None:
+    """A row of numbers, each with its name, a grey note, and its term in the glossary (style.css)."""
+    with st.container(horizontal=True, gap="small", key="cards-small"):
+        for name, value, note, term in shown:
+            st.metric(
+                name, value, note, delta_color="off", delta_arrow="off", border=True, help=TERMS.get(term) or None
+            )

@@ -8,10 +8,8 @@ import pytest
 from history import START_NS
 
 from kvtrail.dashboard.content import changes
-from kvtrail.dashboard.content.requests import ORDERS
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.cause_words import name
-from kvtrail.tracer.model.markers import MarkerKind
 from kvtrail.tracer.savings.changes import MEASURES
 
 NAMES = {"a-1": "alpha", "b-1": "beta"}
@@ -43,7 +41,7 @@ def test_every_measure_has_words() -> None:
 )
 def test_a_change_says_how_much_of_it_is_traffic(of_traffic: float, said: str) -> None:
     sentence = changes.sentence(change(400, 1200, of_traffic=of_traffic), NAMES)
-    assert sentence == f"**Prompt tokens computed** went from 400 to 1.2 k a minute (3 times as many). {said}"
+    assert sentence == f"**Prompt tokens computed** went from 400 to 1.2 k a minute. {said}"
 
 
 def test_no_reuse_is_compared_where_nothing_was_asked_for() -> None:
@@ -102,18 +100,17 @@ def test_a_row_leads_to_the_requests_of_its_group(
     assert changes.links(found, AFTER) == [("requests", {**AFTER.address, **query})]
 
 
-def test_requests_are_sorted_by_what_changed() -> None:
+def test_a_group_leads_to_its_requests() -> None:
     found = change(1, 2, group("engine", "a-1", 1.0), measure="duration_s")
-    assert changes.links(found, AFTER) == [("requests", {**AFTER.address, "sort": "duration", "on": "a-1"})]
-    assert set(changes.SORTS.values()) <= set(ORDERS)
+    assert changes.links(found, AFTER) == [("requests", {**AFTER.address, "on": "a-1"})]
 
 
 @pytest.mark.parametrize(
     ("before", "after", "measure", "said"),
     [
-        (0.004, 0.02, "duration_s", "**Duration of a request** went from 4 ms to 20 ms (5 times as long)."),
-        (90, 30, "preemptions", "**Preemptions** went from 90 to 30 a minute (33.3 % of that)."),
-        (1.5, 6, "waited_s", "**Seconds of waiting for loads** went from 1.50 s to 6.00 s a minute (4 times as long)."),
+        (0.004, 0.02, "duration_s", "**Duration of a request** went from 4 ms to 20 ms."),
+        (90, 30, "preemptions", "**Preemptions** went from 90 to 30 a minute."),
+        (1.5, 6, "waited_s", "**Seconds of waiting for loads** went from 1.50 s to 6.00 s a minute."),
         (0, 0.5, "failures", "**Failed and lost requests** went from 0 to 0.5 a minute."),
     ],
 )
@@ -138,7 +135,6 @@ def test_a_likely_cause_leads_to_what_shows_it() -> None:
         ("requests", {**AFTER.address, "on": "a-1"}),
         ("savings", AFTER.address),
     ]
-    assert changes.ICONS.keys() >= {*MarkerKind} - {"drop"}
 
 
 def test_what_the_page_rests_on_is_said() -> None:

@@ -29,7 +29,7 @@ def test_search_and_filters_reach_the_api() -> None:
         asked.append(request.url)
         return httpx.Response(200, json=[{"request": "1-0123abcd"}])
 
-    assert tracer(answer).requests(search="a&b", status="running", verdict="drift", limit=7) == [
+    assert tracer(answer).get("requests", search="a&b", status="running", verdict="drift", limit=7) == [
         {"request": "1-0123abcd"}
     ]
     assert asked[0].path == "/api/requests"
@@ -68,7 +68,7 @@ def test_no_answer_names_the_address_and_what_to_do(error: httpx.TransportError,
         raise error
 
     with pytest.raises(TracerAway) as away:
-        tracer(answer).health()
+        tracer(answer).get("health")
     assert str(away.value) == f"The tracer at {URL} {said}"
 
 
@@ -86,30 +86,28 @@ def test_a_tracer_that_hung_is_first_asked_whether_it_is_alive() -> None:
     client = tracer(answer)
     for _ in range(2):
         with pytest.raises(TracerAway):
-            client.requests()
+            client.get("requests")
     assert asked == [("/api/requests", 3.0), ("/api/health", HEALTH_S)]
     hangs = False
     asked.clear()
-    assert client.requests() == client.requests() == []
+    assert client.get("requests") == client.get("requests") == []
     assert [path for path, _ in asked] == ["/api/health", "/api/requests", "/api/requests"]
 
 
 def test_an_error_of_the_tracer_is_said() -> None:
     with pytest.raises(TracerAway, match="answers with error 500"):
-        tracer(lambda _: httpx.Response(500)).totals()
+        tracer(lambda _: httpx.Response(500)).get("totals")
 
 
-@pytest.mark.parametrize(
-    "answer", [httpx.Response(200, text="<html>"), httpx.Response(200, json=[]), httpx.Response(404)]
-)
+@pytest.mark.parametrize("answer", [httpx.Response(200, text="<html>"), httpx.Response(404)])
 def test_something_else_on_the_port_is_said(answer: httpx.Response) -> None:
     with pytest.raises(TracerAway, match="is not a kvtrail tracer"):
-        tracer(lambda _: answer).health()
+        tracer(lambda _: answer).get("health")
 
 
 def test_a_malformed_address_is_no_traceback() -> None:
     with pytest.raises(TracerAway):
-        Tracer("http://127.0.0.1:1").health()
+        Tracer("http://127.0.0.1:1").get("health")
 
 
 def patient(client: Tracer) -> Tracer:
@@ -151,7 +149,7 @@ def server(authority: trustme.CA) -> Iterator[Callable[[bool], int]]:
 )
 def test_a_mistake_with_tls_is_named(server: Callable[[bool], int], scheme: str, tls: bool, said: str) -> None:
     with pytest.raises(TracerAway, match=said):
-        patient(Tracer(f"{scheme}://127.0.0.1:{server(tls)}")).health()
+        patient(Tracer(f"{scheme}://127.0.0.1:{server(tls)}")).get("health")
 
 
 def test_the_authority_that_is_named_is_trusted(
@@ -159,4 +157,4 @@ def test_the_authority_that_is_named_is_trusted(
 ) -> None:
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     with pytest.raises(TracerAway, match="answers with error 501"):
-        patient(Tracer(f"https://127.0.0.1:{server(True)}", ca=tmp_path / "ca.pem")).health()
+        patient(Tracer(f"https://127.0.0.1:{server(True)}", ca=tmp_path / "ca.pem")).get("health")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from test_request import timeline_of
 
-from kvtrail.dashboard.content import compare, request, request_charts
-from kvtrail.dashboard.content.phases import Stretch
+from kvtrail.dashboard.content.request import charts as request_charts
+from kvtrail.dashboard.content.request import compare
+from kvtrail.dashboard.content.request.phases import Stretch
 
 HIT = "L 750 c0 h512 -> 512\nA 512\nS 512+238\nend"
 MISS = "L 750 c0 h0 -> 0\nA 0\nS 0+750\nP\nL 750 c0 h512 -> 512"
@@ -25,7 +26,6 @@ def names(a: compare.Side, b: compare.Side) -> list[str]:
 def test_the_same_story_has_no_difference() -> None:
     other = side(HIT.replace("A 512", "A 512 [1-16]"))  # other blocks are no difference
     assert names(side(HIT), other) == []
-    assert all(row[""] == "" for row in compare.step_rows(timeline_of(HIT), other.timeline))
 
 
 def test_a_longer_prompt_alone_is_said_last_and_is_no_other_answer() -> None:
@@ -37,7 +37,6 @@ def test_what_it_means_comes_first() -> None:
     assert [each.name for each in found] == [
         "Outcome",
         "The connector's answers",
-        "Preemptions",
         "Where the prompt came from",
     ]
     answers = found[1]
@@ -53,46 +52,11 @@ def test_refused_answers_are_not_passed_over() -> None:
     assert list(found).index("Refused answers") < 2
 
 
-def test_steps_are_beside_those_after_the_same_preemption() -> None:
-    short = "L 750 c0 h0 -> 0\nA 0\nS 0+750\nP\nL 750 c0 h512 -> 512"
-    long = "L 750 c0 h0 -> 0\nA 0\nS 0+400\nS 400+350\nS 750+1\nP\nL 751 c0 h512 -> 512"
-    rows = compare.step_rows(timeline_of(short), timeline_of(long))
-    resumed = next(row for row in rows if row["A step"] and row["A"].startswith("lookup") and row["A step"] > 4)
-    assert resumed["B"].startswith("lookup")
-    assert {row[""] for row in rows} >= {"only B"}
-
-
-def test_accounts_beside_each_other() -> None:
-    rows = {row["name"]: row for row in request.account_rows(timeline_of(HIT)["request"], timeline_of(MISS)["request"])}
-    status = rows["status"]
-    assert (status["value"], status["other"], status["differs"]) == ("finished", "preempted", True)
-    assert rows["total"]["differs"] is False
-
-
-def test_charts_of_two_requests_have_the_same_axes() -> None:
-    stories = [timeline_of(text) for text in (HIT, f"{MISS}\nA 512\nS 512+900")]
-    frame = request_charts.frame(*stories)
-    for by_step in (False, True):
-        style = request_charts.Style(frame=frame, by_step=by_step)
-        for chart in (request_charts.timeline_chart, request_charts.account_chart):
-            scales = [
-                {
-                    (axis, str(layer["encoding"][axis]["scale"]["domain"]))
-                    for layer in chart(story, style).to_dict()["layer"]
-                    for axis in ("x", "y")
-                    if "scale" in layer["encoding"].get(axis, {})
-                }
-                for story in stories
-            ]
-            assert scales[0] == scales[1]
-            assert {axis for axis, _ in scales[0]} == {"x", "y"}
-
-
 def test_ranks_have_rows_of_their_own_where_there_are_several() -> None:
-    rows = request.row_order(
-        [{"row": "load, rank 1"}, {"row": "lookup"}, {"row": "load, rank 0"}, {"row": "llm_request"}]
-    )
-    assert rows == ["llm_request", "lookup", "load, rank 0", "load, rank 1"]
     one, two = (timeline_of(f"L 750 c0 h512 -> 512\nA 512\nload 512{more}") for more in ("", "\nload 512 rank 1"))
-    assert "load, rank 1" in request_charts.frame(two).rows
-    assert "load, rank 1" not in request_charts.frame(one).rows
+    rows = [
+        request_charts.by_step(each, at=1, dark=False).to_dict()["layer"][1]["encoding"]["y"]["sort"]
+        for each in (one, two)
+    ]
+    assert rows[1] == ["llm_request", "arrival", "lookup", "allocation", "load, rank 0", "load, rank 1"]
+    assert rows[0][-1] == "load"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from history import START_NS
 
-from kvtrail.dashboard.content import engine_end
+from kvtrail.dashboard.content.request import account
 
 MINUTE_NS = 60 * 10**9
 
@@ -34,25 +34,25 @@ MARKED = [
 
 @pytest.mark.parametrize("outcome", ["finished", "aborted", "failed", "running"])
 def test_a_request_that_no_end_cut_off_asks_for_none(outcome: str) -> None:
-    assert engine_end.asked(request(outcome), now_ns=START_NS) is None
+    assert account.end_asked(request(outcome), now_ns=START_NS) is None
 
 
 @pytest.mark.parametrize("outcome", ["lost", "unheard"])
 def test_one_that_was_open_then_asks_for_the_ends_since_it_began(outcome: str) -> None:
     asked = {"engine": "a-1", "since_ns": START_NS, "until_ns": START_NS + MINUTE_NS}
-    assert engine_end.asked(request(outcome), now_ns=START_NS + MINUTE_NS) == asked
+    assert account.end_asked(request(outcome), now_ns=START_NS + MINUTE_NS) == asked
 
 
 def test_the_first_end_is_named_and_linked() -> None:
     """The same engine was launched again, and died again."""
-    end = engine_end.found(request("lost"), MARKED)
+    end = account.end_found(request("lost"), MARKED)
     assert end is MARKED[2]
-    said = engine_end.sentence(end, now_ns=START_NS + 5 * MINUTE_NS)
+    said = account.end_sentence(end, now_ns=START_NS + 5 * MINUTE_NS)
     assert said.endswith(" UTC, engine alpha died of KeyError: 7 with 3 open requests.")
-    page, query = engine_end.link(end)
+    page, query = account.end_link(end)
     assert page == "overview"
     assert query.keys() == {"from", "to"}
 
 
 def test_an_end_that_is_not_known_is_none() -> None:
-    assert engine_end.found(request("lost"), MARKED[:2]) is None
+    assert account.end_found(request("lost"), MARKED[:2]) is None

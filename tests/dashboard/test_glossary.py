@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrail.dashboard.content.glossary import TERMS
+from kvtrail.dashboard.glossary import TERMS
 
 
 def test_a_term_is_explained_in_a_sentence() -> None:

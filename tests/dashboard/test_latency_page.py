@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from history import START_NS
 
-from kvtrail.dashboard.content import groups, latency, requests, trends
+from kvtrail.dashboard.content import latency, requests
+from kvtrail.dashboard.content.time_range import of_query
 from kvtrail.tracer.model.conditions import TIMES, Condition, parsed
 from kvtrail.tracer.model.grouping import OF_REQUESTS
 from kvtrail.tracer.serve.api.latency import latency_of
@@ -32,7 +32,7 @@ def answer(*cells: tuple[int, int, int], requests: int = 0) -> dict[str, Any]:
 
 def test_every_measure_has_words_and_so_has_every_dimension() -> None:
     assert {*latency.MEASURES} == {*TIMES}
-    assert {*groups.DIMENSIONS} == {*map(str, OF_REQUESTS)}
+    assert {*requests.DIMENSIONS} == {*map(str, OF_REQUESTS)}
 
 
 def test_the_summary_has_the_percentiles_and_those_without() -> None:
@@ -50,24 +50,16 @@ def test_an_area_takes_the_cells_that_it_touches_and_no_others() -> None:
     shown = answer((1, QUICK, 9), (2, SLOW, 4), (30, SLOW, 1))
     slow = [cell for cell in latency.cells(shown) if cell["low_ns"] > S]
     at_ms = slow[0]["at_ns"] / 10**6
-    area = latency.drawn({"at": [at_ms + 1000, at_ms + 2000], "low": [4.9, 5.1]}, shown)
-    assert area == latency.Area(slow[0]["at_ns"], slow[0]["at_ns"] + STEP_NS, slow[0]["low_ns"], slow[0]["high_ns"])
-    assert latency.drawn({"at": [at_ms + 2000, at_ms + 1000], "low": [5.1, 4.9]}, shown) == area, "drawn from its end"
-    assert latency.drawn({"at": [at_ms + 1, at_ms + 2], "low": [90.0, 99.0]}, shown) is None
+    slowest = {"at": [at_ms + 1000, at_ms + 2000], "low": [4.9, 5.1]}
+    found = latency.drawn(slowest, shown)
+    assert found is not None
+    (low, high) = parsed(found["where"])
+    assert (low.name, low.value, high.value) == ("duration", slow[0]["low_ns"], slow[0]["high_ns"])
+    drawn = of_query(found, now_ns=slow[0]["at_ns"] + 10**12)
+    assert (drawn.since_ns, drawn.until_ns) == (slow[0]["at_ns"], slow[0]["at_ns"] + STEP_NS)
+    assert latency.drawn({"at": [at_ms + 2000, at_ms + 1000], "low": [5.1, 4.9]}, shown) == found, "drawn from its end"
+    assert latency.drawn({"at": [at_ms, at_ms + 1], "low": [1e6, 1e7]}, shown) is None
     assert latency.drawn({}, shown) is None
-    assert area is not None
-    assert latency.area_of(area.text) == area
-    chosen = area.filters("duration", {"engine": "a", "where": "new > 5"})
-    assert (chosen["engine"], chosen["since_ns"], chosen["before_ns"]) == ("a", area.since_ns, area.until_ns)
-    (new, low, high) = parsed(str(chosen["where"]))
-    assert (new.name, low.value, high.value) == ("new", area.low_ns, area.high_ns)
-    _, rows = trends.spec_and_rows(latency.heat_map(shown, area, dark=False))
-    assert [row["requests"] for row in rows if row["is_chosen"]] == [4]
-
-
-@pytest.mark.parametrize("text", ["", "1~2~3", "2~1~3~4", "1~2~4~3", "a~b~c~d", "1~2~3~-4"])
-def test_what_is_no_area_is_none(text: str) -> None:
-    assert latency.area_of(text) is None
 
 
 def test_a_group_selects_its_requests_beside_the_conditions_in_use() -> None:
@@ -82,23 +74,23 @@ def test_a_group_selects_its_requests_beside_the_conditions_in_use() -> None:
         "groups": [group],
         "others": {**group, "all_requests": 2, "hit_rate": 0.25},
     }
-    (row,) = groups.rows(result)
-    assert (row["Tenant"], row["Requests"], row["Half within"], row["90 % within"]) == ("a1b2c3d4", 3, 1.0, None)
-    (named,) = groups.rows({**result, "groups": [{**group, "text": "Acme"}]})
+    (row,) = requests.group_rows(result)
+    assert (row["Tenant"], row["Requests"], row["p50"], row["p90"]) == ("a1b2c3d4", 3, 1.0, None)
+    (named,) = requests.group_rows({**result, "groups": [{**group, "text": "Acme"}]})
     assert named["Tenant"] == "Acme"
     assert (row["Hit rate"], row["vLLM's own"]) == (50.0, 10.0)
-    (named,) = groups.rows({**result, "groups": [{**group, "text": "Acme"}]})
+    (named,) = requests.group_rows({**result, "groups": [{**group, "text": "Acme"}]})
     assert named["Tenant"] == "Acme", "by the sidecar's file of names"
-    (plain,) = groups.rows({**result, "groups": [{**group, "name": "plain", "text": "plain"}]})
+    (plain,) = requests.group_rows({**result, "groups": [{**group, "name": "plain", "text": "plain"}]})
     assert plain["Tenant"] == "without salt or adapter", "as on the other pages"
-    (chosen,) = groups.filters(result, {"where": "new > 5"})
+    (chosen,) = requests.group_filters(result, {"where": "new > 5"})
     assert [each.value for each in parsed(chosen["where"])] == [5, "a1b2c3d4e5f6"]
-    assert groups.filters({**result, "by": "engine"}, {}) == [{"on": "a1b2c3d4e5f6"}]
-    (begun,) = groups.filters({**result, "by": "prefix"}, {})
+    assert requests.group_filters({**result, "by": "engine"}, {}) == [{"on": "a1b2c3d4e5f6"}]
+    (begun,) = requests.group_filters({**result, "by": "prefix"}, {})
     assert parsed(begun["where"]) == (Condition("prefix", "=", "a1b2c3d4e5f6"),)
-    said = "2 requests of smaller groups are not shown, half of them within 1.00 s; their hit rate is 25 %."
-    assert said in groups.note(result)
-    assert "not shown" not in groups.note({**result, "others": None})
+    said = "Not shown: 2 requests of smaller groups, half of them within 1.00 s; their hit rate is 25 %."
+    assert said in requests.group_note(result, "duration")
+    assert "Not shown" not in requests.group_note({**result, "others": None}, "duration")
 
 
 def test_an_axis_has_round_minutes_and_hours() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvtrail.dashboard.content import memory, trends
+from kvtrail.dashboard.content import charts, memory
 from kvtrail.tracer.model import store_size
 
 MIB = 1 << 20
@@ -27,21 +27,16 @@ CURVE: dict[str, Any] = {
 GIB = 1 << 30
 
 
-def test_more_memory_is_worth_prefill() -> None:
-    said = memory.sentences(CURVE, limit=2 * GIB, rate=10_000.0, hours=2.0)
+def test_what_todays_store_gives_and_where_nothing_is_gained() -> None:
+    said = memory.sentences(CURVE, limit=2 * GIB)
     assert said == (
-        "Today's 2 GiB give 20 % of what vLLM's own cache does not hold. 2 GiB more would have saved 36.00 s of prefill an"
-        " hour, 6 GiB more 54.00 s. Beyond 8 GiB nothing is gained: what is asked for is new then."
+        "Today's 2 GiB give 20 % of what vLLM's own cache does not hold. Beyond 8 GiB"
+        " nothing is gained: what is asked for is new then."
     )
 
 
-def test_without_a_rate_it_is_worth_tokens() -> None:
-    said = memory.sentences(CURVE, limit=2 * GIB, rate=None, hours=2.0)
-    assert "2 GiB more would have given 360,000 tokens an hour, 6 GiB more 540,000 tokens." in said
-
-
 def test_enough_is_enough() -> None:
-    said = memory.sentences(CURVE, limit=16 * GIB, rate=None, hours=1.0, given=0.45)
+    said = memory.sentences(CURVE, limit=16 * GIB, given=0.45)
     assert said == (
         "Today's 16 GiB have room for all that is asked for again. As measured, it gave 45 %. Beyond 8 GiB nothing is"
         " gained: what"
@@ -64,7 +59,7 @@ def test_enough_is_enough() -> None:
 )
 def test_a_store_that_is_large_enough_and_gives_little_says_why(causes: dict[str, int], why: str) -> None:
     """ "Today's 64 MiB are enough" below "80 % of what was computed had been evicted"."""
-    said = memory.sentences(CURVE, limit=16 * GIB, rate=None, hours=1.0, given=0.2, causes=causes)
+    said = memory.sentences(CURVE, limit=16 * GIB, given=0.2, causes=causes)
     assert said.startswith(
         "Today's 16 GiB have room for all that is asked for again, 50 % of what vLLM's own cache does not hold. As"
         " measured, it"
@@ -120,12 +115,12 @@ def test_the_curve_is_that_of_the_connector_with_most_to_gain() -> None:
 
 
 def test_where_todays_store_is_not_known_it_says_so() -> None:
-    said = memory.sentences({**CURVE, "chunk_bytes": None}, limit=2 * GIB, rate=None, hours=1.0)
+    said = memory.sentences({**CURVE, "chunk_bytes": None}, limit=2 * GIB)
     assert said.startswith(
         "At most 50 % of what vLLM's own cache did not hold could have been given. Beyond 1,024 chunks"
     )
     assert said.endswith("How much the store may hold is not known: no worker reports the bytes of its copies.")
-    said = memory.sentences(CURVE, limit=None, rate=None, hours=1.0, given=0.18)
+    said = memory.sentences(CURVE, limit=None, given=0.18)
     assert said.endswith("its settings name no limit. As measured, it gave 18 %.")
 
 
@@ -133,7 +128,7 @@ def test_of_an_engine_that_has_ended_the_limit_is_not_reported() -> None:
     engines: list[dict[str, Any]] = [{"engine": "e", "recorders": []}, {"engine": "other", "recorders": [{}]}]
     assert memory.is_gone(CURVE, engines)
     assert not memory.is_gone(CURVE, [{"engine": "e", "recorders": [{}]}])
-    said = memory.sentences(CURVE, limit=None, rate=None, hours=1.0, is_gone=True)
+    said = memory.sentences(CURVE, limit=None, is_gone=True)
     assert said.endswith("How much the store may hold is not known: its engine has ended.")
 
 
@@ -141,21 +136,14 @@ def test_what_the_store_gave_is_measured_beside_the_estimate() -> None:
     sums = {"asked": 1_000, "local": 400, "taken": 100, "causes": {"unaligned:": 90, "last-token:gpu": 10, "new:": 400}}
     assert store_size.given(sums) == 0.2
     assert store_size.given({**sums, "asked": 500}) is None
-    said = memory.sentences(CURVE, limit=2 * GIB, rate=None, hours=1.0, given=0.2)
+    said = memory.sentences(CURVE, limit=2 * GIB, given=0.2)
     assert said.startswith(
         "Today's 2 GiB give 20 % of what vLLM's own cache does not hold. As measured, it gave 20 %. "
     )
 
 
-def test_small_stores_that_give_next_to_nothing_are_left_out() -> None:
-    small = [{"chunks": 2.0**n, "share": 0.0, "error": 0.0} for n in range(7)]
-    curve = {**CURVE, "points": [*small, *CURVE["points"]]}
-    assert [row["store"] for row in memory.rows(curve)] == [0.5, 1, 2, 4, 8]
-    assert memory.rows(curve, held=8)[0]["store"] == 4 / 128, "today's store is among them"
-
-
 def test_nothing_asked_for_twice() -> None:
-    said = memory.sentences({**CURVE, "points": []}, limit=None, rate=None, hours=1.0)
+    said = memory.sentences({**CURVE, "points": []}, limit=None)
     assert said == "No prefix was asked for twice, so no memory would have given anything."
 
 
@@ -169,15 +157,15 @@ def test_the_limit_is_that_of_the_engine() -> None:
 
 
 def test_the_chart_shows_the_curve_its_error_and_today() -> None:
-    spec = trends.what_memory_buys(CURVE, limit=2 * GIB, given=0.2, dark=False).to_dict()
+    spec = charts.what_memory_buys(CURVE, limit=2 * GIB, given=0.2, dark=False).to_dict()
     data = {layer["data"]["name"]: layer["data"]["values"] for layer in spec["layer"]}
     assert [(row["store"], row["share"]) for row in data["capacities"]] == [(1, 0.1), (2, 0.2), (4, 0.4), (8, 0.5)]
     assert data["capacities"][1]["given"] == "20.0 % ± 2.0"
     assert data["today"] == [{"store": 2.0, "name": "you are here", "share": 0.2, "given": "20.0 %"}]
-    small = trends.what_memory_buys({**CURVE, "chunk_bytes": 8 << 10}, limit=2 * MIB, given=None, dark=False).to_dict()
+    small = charts.what_memory_buys({**CURVE, "chunk_bytes": 8 << 10}, limit=2 * MIB, given=None, dark=False).to_dict()
     assert small["layer"][1]["encoding"]["x"]["title"] == "store (MiB on each worker)"
     assert {layer["data"]["name"]: layer["data"]["values"][0]["store"] for layer in small["layer"]}["today"] == 2.0
-    unknown = trends.what_memory_buys(CURVE, limit=None, given=None, dark=False).to_dict()
+    unknown = charts.what_memory_buys(CURVE, limit=None, given=None, dark=False).to_dict()
     assert len(unknown["layer"]) == len(spec["layer"]) - 3
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-import click
 import pytest
 from history import START_NS
 
-from kvtrail.__main__ import main
 from kvtrail.connector.recording import environment
-from kvtrail.dashboard.command import DEFAULT_URL
 from kvtrail.dashboard.content import overview, text
 from kvtrail.dashboard.content.time_range import TimeRange
 
@@ -29,12 +26,6 @@ def test_a_sentence_leads_to_its_page_in_the_range_that_is_shown() -> None:
     first, second = overview.statements({"statements": [request, rule]}, SHOWN)
     assert (first.level, first.page, dict(first.query)) == ("lost", "request", {"id": "r-1", "engine": "a"})
     assert second.query == {"from": "now-2h", "to": SHOWN.address["to"], "rule": "full-hit"}
-
-
-@pytest.mark.parametrize(("statements", "shown"), [(0, 0), (6, 6), (7, 7), (8, 6), (60, 6)])
-def test_no_sentence_is_folded_alone(statements: int, shown: int) -> None:
-    """ "1 more" took the place of the sentence."""
-    assert overview.shown_at_once(statements, 6) == shown
 
 
 def test_a_level_of_a_newer_tracer_is_a_warning() -> None:
@@ -90,14 +81,3 @@ def test_the_settings_to_copy_are_those_that_a_recorder_takes(wants_token: bool)
     assert taken == variables, "none of them is refused"
     assert environment.protocol(taken) == "http/protobuf"
     assert ("OTEL_EXPORTER_OTLP_HEADERS" in variables) == wants_token
-
-
-def test_the_demo_to_copy_runs_beside_what_is_there() -> None:
-    program, command, *arguments = shlex.split(overview.DEMO.replace("\\\n", ""))
-    demo = main.get_command(click.Context(main), command)  # type: ignore[attr-defined]
-    assert demo is not None
-    options = demo.make_context(program, arguments).params
-    usual = {parameter.name: parameter.default for parameter in demo.params}
-    ports = [name for name in options if name.endswith("_port") and usual[name]]
-    assert {options[name] for name in ports}.isdisjoint({usual[name] for name in ports} | {int(DEFAULT_URL[-4:])})
-    assert options["folder"] != usual["folder"]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtrail.dashboard.content import palette, trends
-from kvtrail.dashboard.content.palette import BACKGROUND, GREY, GROUPS, SECONDARY, TEXT, Colour
+from kvtrail.dashboard import palette
+from kvtrail.dashboard.content import charts
+from kvtrail.dashboard.palette import BACKGROUND, GREY, GROUPS, SECONDARY, TEXT, Colour
 from kvtrail.tracer.ledger.phases import WORDS
 from kvtrail.tracer.model.findings import Severity, Verdict
 from kvtrail.tracer.model.markers import MarkerKind
@@ -75,7 +76,7 @@ def test_captions_axes_and_links_can_be_read_on_both_grounds(dark: bool) -> None
 def test_words_of_charts_tables_and_pressed_buttons_can_be_read(dark: bool) -> None:
     """Streamlit's words of axes had 3.72."""
     ground, primary = BACKGROUND.on(dark=dark), palette.PRIMARY.on(dark=dark)
-    drawn = trends.readable({"config": {"axis": {"grid": False}}}, dark=dark)["config"]
+    drawn = charts.readable({"config": {"axis": {"grid": False}}}, dark=dark)["config"]
     assert drawn["axis"]["grid"] is False
     for part in ("axis", "legend", "header"):
         for name in ("labelColor", "titleColor"):
@@ -113,8 +114,8 @@ def test_the_white_words_of_a_filled_button_can_be_read(dark: bool) -> None:
 def test_every_chart_is_drawn_with_words_that_can_be_read() -> None:
     drawn = re.compile(r"st\.(altair_chart|vega_lite_chart)\(")
     views = [path for path in (DASHBOARD / "views").glob("*.py") if drawn.search(path.read_text())]
-    assert {path.name for path in views} == {"charts.py", "heat_map.py", "picker.py"}
-    assert all("trends.readable(" in path.read_text() for path in views)
+    assert {path.name for path in views} == {"charts.py"}
+    assert all("charts.readable(" in path.read_text() for path in views)
 
 
 def test_a_group_has_all_that_the_tracer_names() -> None:
@@ -151,7 +152,6 @@ def test_streamlit_and_css_have_the_same_colours() -> None:
     assert {option.split(".")[1] for option in options} == {"light", "dark"}
     assert f"--level-lost: light-dark({palette.RED.light}, {palette.RED.dark});" in palette.style()
     assert re.findall(r"--source-([\w-]+):", palette.style()) == ["vLLMs-own-cache", "connectors-store", "computed"]
-    assert palette.as_data()["light"]["phase"]["prefill"] == palette.PHASE["prefill"].colour.light
 
 
 def test_no_other_file_has_colours_of_its_own() -> None:

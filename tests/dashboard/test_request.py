@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from history import START_NS, history, judge
 
-from kvtrail.dashboard.content import findings, fleet, request, request_charts, requests, tokens
+from kvtrail.dashboard.content import engines, findings, requests
 from kvtrail.dashboard.content import text as texts
+from kvtrail.dashboard.content.request import account, replay
+from kvtrail.dashboard.content.request import charts as request_charts
+from kvtrail.dashboard.content.request.phases import Stretch
 from kvtrail.dashboard.content.text import WORD_JOINER as J
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import FIELDS
@@ -83,14 +85,14 @@ def stale() -> dict[str, Any]:
 
 
 def test_every_step_is_a_point_in_the_row_of_its_kind(stale: dict[str, Any]) -> None:
-    points = request.step_points(stale)
+    points = request_charts.step_points(stale)
     assert [point["row"] for point in points] == [
         "llm_request", "arrival", "lookup", "allocation", "schedule", "preemption", "lookup", "lookup", "allocation",
     ]  # fmt: skip
 
 
 def test_proofs_errors_and_other_services_are_distinct(stale: dict[str, Any]) -> None:
-    points = request.step_points(stale)
+    points = request_charts.step_points(stale)
     assert [(point["row"], point["group"], point["proof"]) for point in points if point["group"] != "kvtrail"] == [
         ("llm_request", "other service", ""),
         ("lookup", "proof of a finding", "L1"),
@@ -100,73 +102,63 @@ def test_proofs_errors_and_other_services_are_distinct(stale: dict[str, Any]) ->
 
 
 def test_a_foreign_span_that_began_before_the_request_lies_left_of_zero(stale: dict[str, Any]) -> None:
-    assert request.step_points(stale)[0]["from"] == -1.0
+    assert request_charts.step_points(stale)[0]["from"] == -1.0
 
 
 def test_a_preemption_makes_computed_and_matched_unknown_until_the_next_lookup(stale: dict[str, Any]) -> None:
-    levels = request.account_points(stale)
+    levels = request_charts.account_points(stale)
     assert [row["tokens"] for row in levels if row["measure"] == "in vLLM"] == [None, 0, 0, 0, None, 384, 384, 384]
     assert [row["tokens"] for row in levels if row["measure"] == "matched"] == [None, 0, 0, 0, None, 256, 256, 256]
 
 
-def test_runs_begin_where_their_first_event_is(stale: dict[str, Any]) -> None:
-    assert [(epoch["epoch"], epoch["step"]) for epoch in request.epoch_starts(stale)] == [(0, 2), (1, 6)]
+def charts_of(timeline: dict[str, Any]) -> list[Any]:
+    """All charts of a request."""
+    parts = [Stretch("queued", 0.0, 3.0)]
+    return [
+        request_charts.over_time(timeline, parts, dark=False),
+        request_charts.by_step(timeline, at=1, dark=False),
+        request_charts.account_by_step(timeline, at=1, dark=False),
+    ]
 
 
-def test_names_of_preemptions_do_not_stand_on_top_of_each_other() -> None:
-    begins = [{"epoch": epoch, "step": step} for epoch, step in enumerate((2, 10, 14, 16, 60))]
-    names = request.epoch_labels(begins, field="step", near=8)
-    assert names == [{"step": 10, "name": "preemptions 1 to 3"}, {"step": 60, "name": "preemption 4"}]
-    apart = request.epoch_labels(begins[:3], field="step", near=1)
-    assert [each["name"] for each in apart] == ["preemption 1", "preemption 2"]
-
-
-@pytest.mark.parametrize("by_step", [False, True])
-def test_the_same_data_gives_the_same_chart(stale: dict[str, Any], by_step: bool) -> None:
+def test_the_same_data_gives_the_same_chart(stale: dict[str, Any]) -> None:
     """Else every refresh would draw it again, and the page would flicker."""
-    style = request_charts.Style(frame=request_charts.frame(stale), by_step=by_step)
-    for chart in (request_charts.timeline_chart, request_charts.account_chart):
-        assert chart(stale, style).to_json() == chart(stale, style).to_json()
+    assert [each.to_json() for each in charts_of(stale)] == [each.to_json() for each in charts_of(stale)]
 
 
 def test_charts_of_a_request_that_only_just_arrived() -> None:
-    new = timeline_of("")
-    style = request_charts.Style(frame=request_charts.frame(new))
-    assert request_charts.timeline_chart(new, style).to_dict()
-    assert request_charts.account_chart(new, replace(style, by_step=True)).to_dict()
+    assert all(each.to_dict() for each in charts_of(timeline_of("")))
 
 
-@pytest.mark.parametrize("by_step", [False, True])
-def test_every_mark_says_what_it_is(stale: dict[str, Any], by_step: bool) -> None:
-    style = request_charts.Style(frame=request_charts.frame(stale), by_step=by_step, at=3)
-    for chart in (request_charts.timeline_chart, request_charts.account_chart):
-        for layer in chart(stale, style).to_dict()["layer"]:
-            assert layer["encoding"].get("tooltip"), layer["mark"]
+def test_every_mark_says_what_it_is(stale: dict[str, Any]) -> None:
+    for chart in charts_of(stale):
+        for layer in chart.to_dict()["layer"]:
+            assert layer["encoding"].get("tooltip") or layer["data"]["name"] == "here", layer["mark"]
 
 
 def test_where_the_tokens_came_from_is_one_sum(stale: dict[str, Any]) -> None:
-    first, *_ = tokens.admissions(stale)
+    first, *_ = account.admissions(stale)
     assert (first.asked, first.cached, first.loaded, first.computed) == (750, 0, 0, 750)
     resumed = timeline_of("L 750 c0 h512 -> 512\nA 512\nS 512+238\nP\nL 780 c384 h512 -> 128\nA 128\nS 512+268")
-    assert [(each.epoch, *each.parts, each.asked) for each in tokens.admissions(resumed)] == [
+    assert [(each.epoch, *each.parts, each.asked) for each in account.admissions(resumed)] == [
         (0, 0, 512, 238, 750),
         (1, 384, 128, 268, 780),
     ]
-    for each in tokens.admissions(resumed):
+    for each in account.admissions(resumed):
         assert sum(each.parts) == each.asked
     # A load that failed is computed from where it failed.
     failed = timeline_of("L 750 c384 h512 -> 128\nA 128\nS 320+430")
-    assert [each.parts for each in tokens.admissions(failed)] == [(320, 0, 430)]
-    assert tokens.admissions(timeline_of("L 750 c0 h512 -> 512\nA 512")) == []
+    assert [each.parts for each in account.admissions(failed)] == [(320, 0, 430)]
+    assert account.admissions(timeline_of("L 750 c0 h512 -> 512\nA 512")) == []
 
 
 def test_a_running_request_has_no_more_tokens_computed_than_it_has(stale: dict[str, Any]) -> None:
     """Its total is that of its latest lookup, and its output goes on."""
     running = timeline_of("L 750 c0 h0 -> 0\nA 0\nS 0+750\nS 750+1\nS 751+1\nL 750 c752 h0 -> 0")
-    for row in (each for each in request.account_points(running) if each["measure"] == "in vLLM"):
+    for row in (each for each in request_charts.account_points(running) if each["measure"] == "in vLLM"):
         total = next(
             each["tokens"]
-            for each in request.account_points(running)
+            for each in request_charts.account_points(running)
             if (each["step"], each["measure"]) == (row["step"], "tokens of the request")
         )
         assert row["tokens"] is None or row["tokens"] <= total
@@ -185,7 +177,7 @@ def test_a_proof_needs_no_glossary(stale: dict[str, Any]) -> None:
 
 
 def test_step_rows_say_what_happened(stale: dict[str, Any]) -> None:
-    rows = request.step_rows(stale)
+    rows = account.step_rows(stale)
     assert rows[7]["Says"] == "384 of 750 computed, 256 matched; answered 256, cached"
     assert rows[7]["Proof"] == "L2"
     assert rows[0]["To next"] is None  # another service's span encloses the steps
@@ -196,8 +188,8 @@ def test_step_rows_say_what_happened(stale: dict[str, Any]) -> None:
 
 
 def test_losses_are_said_and_explained() -> None:
-    assert fleet.missing_spans([{"dropped": 0, "missing": 0}]) == ""
-    sentence = fleet.missing_spans([{"dropped": 1200, "missing": 0}, {"dropped": 0, "missing": 3}])
+    assert engines.missing_spans([{"dropped": 0, "missing": 0}]) == ""
+    sentence = engines.missing_spans([{"dropped": 1200, "missing": 0}, {"dropped": 0, "missing": 3}])
     assert sentence.startswith(
         "Spans are missing: 1,200 dropped by the recorders themselves and 3 that have not arrived."
     )
@@ -224,39 +216,11 @@ def recorder(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_recorders_are_live_silent_or_closed() -> None:
-    now_ns = START_NS + 45 * 10**9
-    shown = fleet.recorder_rows(
-        [
-            recorder(status="silent"),
-            recorder(status="closed"),
-            recorder(status="closed", ended_by="AssertionError: 256"),
-            recorder(heard_ns=now_ns),
-            recorder(status="terminated"),
-            recorder(status="silent", last_ns=START_NS - 10**11, heard_ns=START_NS - 10**11),
-            recorder(status="quiet", last_ns=START_NS - 10**12, gives_signs=False),
-        ],
-        now_ns=now_ns,
-    )
-    states = [
-        "live",
-        "no heartbeat for 45 s",
-        "closed",
-        "ended with an error",
-        "terminated",
-        "no heartbeat for 2 min",
-        "quiet",
-    ]
-    assert [row["State"] for row in shown] == states
-    assert shown[0]["Received"] == 1234
-
-
 def test_engines_without_heartbeats_are_named_once_they_are_missed() -> None:
     busy, quiet = recorder(gives_signs=False), recorder(gives_signs=False, status="quiet")
-    assert fleet.recorder_state(busy, now_ns=START_NS + 20 * 10**9) == "live"
-    assert fleet.quiet_engines([busy, recorder()]) == ""
-    assert "from 1 engine for a while" in fleet.quiet_engines([busy, quiet])
-    assert "KVTRAIL_HEARTBEATS=spans" in fleet.quiet_engines([quiet])
+    assert engines.quiet_engines([busy, recorder()]) == ""
+    assert "from 1 engine for a while" in engines.quiet_engines([busy, quiet])
+    assert "KVTRAIL_HEARTBEATS=spans" in engines.quiet_engines([quiet])
 
 
 def test_a_failed_request_lasted_until_the_last_that_was_heard_of_it() -> None:
@@ -309,15 +273,15 @@ def test_whether_a_finding_was_healed() -> None:
 def test_the_page_says_what_was_found_of_the_bytes_of_blocks() -> None:
     looks = "check loaded 8\ncheck held 12 unknown 2 wrong rot 5@96 holds zeros healed"
     compared = timeline_of(f"L 300 c0 h256 -> 256\nA 256\nS 256+44\n{looks}\nend")
-    assert [row["Says"] for row in request.step_rows(compared) if row["Kind"] == "block check"] == [
+    assert [row["Says"] for row in account.step_rows(compared) if row["Kind"] == "block check"] == [
         "8 loaded blocks checked: all hold what was computed",
         "12 checks of held blocks: 1 changed though nothing wrote to it, 2 unknown, as their reference is not known, the"
         " others hold what was computed; vLLM recomputes the wrong ones",
     ]
-    assert ("Blocks checked", "20", "1 wrong", "blocks checked") in request.facts(compared["request"])
-    rows = {row["name"]: row["value"] for row in request.account_rows(compared["steps"][-1]["account"], None)}
+    assert "20 blocks checked, 1 wrong" in account.facts(compared["request"])
+    rows = {row["name"]: row["value"] for row in replay.changes(compared, step=len(compared["steps"]))}
     assert (rows["looked_at"], rows["wrong_blocks"]) == ("20", "1")
 
 
 def test_where_no_bytes_were_compared_the_page_says_nothing_of_them(stale: dict[str, Any]) -> None:
-    assert "Blocks checked" not in [name for name, *_ in request.facts(stale["request"])]
+    assert "blocks checked" not in account.facts(stale["request"])

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from kvtrail.dashboard.content import phases, request_charts
-from kvtrail.dashboard.content.legend import Entry, bar, legend
-from kvtrail.dashboard.content.phases import Stretch
+from kvtrail.dashboard.content.legend import Entry, legend
+from kvtrail.dashboard.content.request import charts as request_charts
+from kvtrail.dashboard.content.request import phases
+from kvtrail.dashboard.content.request.phases import Stretch
 from kvtrail.tracer.ledger.phases import WORDS, Phase
 
 NAMES = list(WORDS.values())
@@ -53,16 +54,12 @@ def test_the_time_in_each_phase() -> None:
     assert phases.time_texts([]) == {}
 
 
-def test_phases_on_an_axis_of_steps() -> None:
-    placed = phases.by_step([Stretch("queued", -5.0, 10.0), Stretch("prefill", 10.0, 99.0)], [0.0, 20.0, 40.0])
-    assert [(part.begin, part.end) for part in placed] == [(1.0, 1.5), (1.5, 3.0)]
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_phase_has_its_colour_in_the_legend(dark: bool) -> None:
     entries = request_charts.phase_legend([Stretch(name, 0.0, 1.0) for name in NAMES], dark=dark)
-    assert {entry.name for entry in entries} == set(NAMES)
-    assert len({entry.colour for entry in entries}) == len(NAMES)
+    known = set(NAMES) - set(phases.OVER)
+    assert {entry.name for entry in entries} == known
+    assert len({entry.colour for entry in entries}) == len(known)
     assert all(entry.help for entry in entries)
 
 
@@ -74,7 +71,8 @@ def test_names_in_a_legend_are_text() -> None:
     assert 'title="&quot;why&quot;"' in drawn
 
 
-def test_a_bar_has_a_part_for_each_amount() -> None:
-    drawn = bar([Entry("a", "#111111"), Entry("none", "#333333"), Entry("b", "#222222")], [3, 0, 1])
-    assert "none" not in drawn
-    assert drawn.index("flex-grow: 3") < drawn.index("flex-grow: 1")
+def test_after_a_call_that_raised_nothing_is_said_of_the_time() -> None:
+    """A request of 7 ms was drawn over the ten seconds until its engine ended: 99.9 % failed."""
+    parts = [Stretch("queued", 0.0, 7.0), Stretch("failed", 7.0, 10_000.0)]
+    assert phases.time_texts(parts) == {"queued": "7 ms (100 %)"}
+    assert phases.known(parts) == parts[:1]

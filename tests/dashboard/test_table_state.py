@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from kvtrail.dashboard.content.table_state import TableState, disambiguated
+from kvtrail.dashboard.table.state import TableState, disambiguated
 
 
 def reading(**rows: int) -> TableState[int]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import palette
-from kvtrail.dashboard.content.link import address, of_address
-from kvtrail.dashboard.table.columns import PERCENT, TENTHS, Bars, Column, Labels, Lengths, Moments, Numbers
-from kvtrail.dashboard.table.payload import payload
+from kvtrail.dashboard.content.text import address, of_address
+from kvtrail.dashboard.table.columns import PERCENT, TENTHS, Column, Ids, Labels, Moments, Numbers
+from kvtrail.dashboard.table.component import payload
 from kvtrail.tracer.model.words import NOTHING
 
 AT = datetime(2026, 11, 26, 21, 5, 6, 78_900, tzinfo=UTC)
@@ -27,7 +27,7 @@ AT = datetime(2026, 11, 26, 21, 5, 6, 78_900, tzinfo=UTC)
         (Column(), 0.5, "0.5"),
         (Column(), float("nan"), NOTHING),
         (Column(), ["a", "b"], "a, b"),
-        (Column(), AT, "2026-11-26 21:05:06"),
+        (Column(), AT, "11-26 21:05:06"),
         (Numbers(), 1234567, "1,234,567"),
         (Numbers(), 1234.5, "1,234.5"),
         (Numbers(), 0, "0"),
@@ -36,12 +36,9 @@ AT = datetime(2026, 11, 26, 21, 5, 6, 78_900, tzinfo=UTC)
         (Numbers(format="%.1f %%"), 38.04, "38.0 %"),
         (Numbers(format=TENTHS), 16246.94, "16,246.9"),
         (Numbers(format=PERCENT), 0.25, "25 %"),
-        (Moments(format="%H:%M:%S.%f"), AT, "21:05:06.078"),
+        (Moments(), AT, "11-26 21:05:06"),
+        (Ids(), "chat-1", "chat-1"),
         (Labels(meanings=palette.VERDICT), ["ok"], ["ok"]),
-        (Bars(most=4), [0, 1, 4], [0, 0.25, 1]),
-        (Lengths(format="%.1f ms", most=8.0), 2.0, [0.25, "2.0 ms"]),
-        (Lengths(format="%.1f ms", most=0.0), 0.0, [0, "0.0 ms"]),
-        (Lengths(format="%.1f ms", most=8.0), None, [0, NOTHING]),
     ],
 )
 def test_a_cell_is_what_people_read(column: Column, value: Any, cell: Any) -> None:
@@ -70,11 +67,11 @@ def test_columns_say_how_they_look_and_numbers_are_at_the_right() -> None:
 def test_what_findings_did_and_what_is_known_of_them_is_never_cut() -> None:
     """A new rule with some known findings has two labels."""
     pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
-    from kvtrail.dashboard.views.tables import rule_columns
+    from kvtrail.dashboard.views.tables import COLUMNS
 
-    row = {"Could": ["crash"], "Did": "81 did harm, 1 healed", "Known": ["new", "partly known"]}
-    headings = payload([row], rule_columns()["formats"])["columns"]
-    assert [each["label"] for each in headings if "width" not in each] == ["Could", "Did", "Known"]
+    row = {"Severity": ["crash"], "What they did": "81 did harm, 1 healed", "Known": ["new", "partly known"]}
+    headings = payload([row], COLUMNS)["columns"]
+    assert [each["label"] for each in headings if "width" not in each] == [*row]
 
 
 def test_rows_are_sorted_by_values_and_not_by_their_texts() -> None:

@@ -121,16 +121,6 @@ def test_what_is_written_is_read_again(since_ms: int, length_ms: int) -> None:
     assert typed(held.field(), now_ns=NOW, shown=HOUR_AGO) == held
 
 
-def test_a_range_moves_and_grows() -> None:
-    earlier = HOUR_AGO.shifted(-0.5)
-    assert (earlier.since_ns, earlier.until_ns, earlier.relative) == (NOW - 3 * HOUR // 2, NOW - HOUR // 2, None)
-    assert HOUR_AGO.zoomed_out() == of_query({"from": "now-2h"}, now_ns=NOW)
-    assert of_query({"from": "now-12h"}, now_ns=NOW).zoomed_out().choice == "24 h"
-    assert earlier.zoomed_out() == TimeRange(NOW - 2 * HOUR, NOW, None)
-    assert TimeRange(0, LATEST_NS).zoomed_out() == TimeRange(0, LATEST_NS)
-    assert TimeRange(LATEST_NS - HOUR, LATEST_NS).shifted(1) == TimeRange(LATEST_NS - HOUR, LATEST_NS)
-
-
 @pytest.mark.parametrize("name", RANGES)
 def test_a_quick_choice_is_known_again(name: str) -> None:
     chosen = of_query({"from": f"now-{RANGES[name]}", "to": "now"}, now_ns=NOW)

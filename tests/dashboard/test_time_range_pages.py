@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from history import START_NS, history
 
-from kvtrail.dashboard.content import efficiency as savings
-from kvtrail.dashboard.content import findings, fleet, palette, text, trends
+from kvtrail.dashboard import palette
+from kvtrail.dashboard.content import charts, engines, findings, savings, text
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.words import NOTHING
@@ -66,8 +66,8 @@ def test_the_parts_are_all_of_the_tokens() -> None:
 def test_seconds_saved_are_shown_with_where_they_come_from() -> None:
     answer = efficiency(PREEMPTED)["worth"]
     assert answer["prefill_saved_s"] == pytest.approx(1952 / (3072 / 2.002))
-    assert gauge(answer, "Prefill saved") == "24.1 %"
-    assert gauge(answer, "Net time") == "1.27 s"
+    level, sentence = savings.is_it_worth_it(answer)
+    assert (level, sentence[:47]) == ("calm", "Worth it: 24.1 % of prefill saved, net. 1.27 s ")
     assert "(here 1,534 tokens/s)" in savings.source_of_savings(answer)
 
 
@@ -203,61 +203,9 @@ def test_engines_that_saved_nothing_are_not_hidden_in_the_sums(places: list[dict
     assert savings.without_savings({"by_place": places, "engine_names": {"b": "llama-b"}}) == sentence
 
 
-@pytest.mark.parametrize(
-    ("counted", "compared", "failed", "sentence"),
-    [
-        ((0, 0, 0), (0, 0), 0, ""),
-        (
-            (412, 9000, 1792),
-            (9000, 1792),
-            0,
-            "vLLM's own statistics of 412 requests count the same: 9,000 tokens from its cache and 1,792 from the connector.",
-        ),
-        (
-            (2, 64, 512),
-            (64, 256),
-            256,
-            "vLLM's own statistics of 2 requests count 64 tokens from its cache and 512 from the connector: 256 more from the"
-            " connector than the lookups and allocations say. Loads failed after vLLM had counted them.",
-        ),
-        (
-            (2, 0, 500),
-            (64, 512),
-            0,
-            "vLLM's own statistics of 2 requests count 0 tokens from its cache and 500 from the connector: 64 fewer from its"
-            " cache and 12 fewer from the connector than the lookups and allocations say. The rules `statistics` and"
-            " `over-report` explain single requests, and lost spans the rest.",
-        ),
-    ],
-)
-def test_it_says_whether_vllm_counts_the_same(
-    counted: tuple[int, int, int], compared: tuple[int, int], failed: int, sentence: str
-) -> None:
-    names = ("counted", "counted_local", "counted_external", "compared_local", "compared_external", "failed")
-    sums = dict(zip(names, (*counted, *compared, failed), strict=True))
-    assert savings.reconciled(sums) == sentence
-
-
-def test_the_counters_stand_beside_ours() -> None:
-    sums = {"counted_local": 64, "compared_local": 64, "counted_external": 500, "compared_external": 1_512}
-    assert [list(row.values()) for row in savings.counter_rows(sums)] == [
-        ["hits of its prefix cache", "64", "64", "none"],
-        ["hits of the connector", "500", "1,512", "-1,012"],
-    ]
-
-
-def test_it_says_whether_every_token_has_a_cause() -> None:
-    assert savings.accounted({"asked": 640, "causes": {}}) == ""
-    assert savings.accounted({"asked": 640, "causes": {"held:gpu": 600, "new:": 40}}) == (
-        "Each of the 640 tokens that were asked for is counted under one cause."
-    )
-    assert savings.accounted({"asked": 640, "causes": {"held:gpu": 600}}).startswith(
-        "Of 640 tokens that were asked for, 600 have a cause."
-    )
-
-
 def test_copies_that_took_longer_than_they_saved_are_a_net_below_zero() -> None:
-    assert gauge({**efficiency(PREEMPTED)["worth"], "store_s": 100.0}, "Net time") == "-1 min 39 s"
+    level, sentence = savings.is_it_worth_it({**efficiency(PREEMPTED)["worth"], "store_s": 100.0})
+    assert (level, sentence[:51]) == ("warning", "Not shown to be worth its memory in this range: 1.2")
 
 
 GIB = 2**30
@@ -266,35 +214,27 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("recorders", "sentence"),
     [
-        ([[(12.3 * GIB, 64 * GIB)]], "It holds 12.3 of 64 GiB of host memory in 1 engine."),
-        ([[(300 * 2**20, 64 * GIB)]], "It holds 300 MiB of 64 GiB of host memory in 1 engine."),
+        ([[(12.3 * GIB, 64 * GIB)]], "It holds 12.3 GiB of 64 GiB of host memory in 1 of 1 engine."),
+        ([[(300 * 2**20, 64 * GIB)]], "It holds 300 MiB of 64 GiB of host memory in 1 of 1 engine."),
         (
             [[(None, 4 * GIB), (2 * GIB, 4 * GIB)], [(GIB, 4 * GIB)]],
-            "It holds 3 of 8 GiB of host memory on each worker in 2 engines.",
+            "It holds 3 GiB of 8 GiB of host memory on each worker in 2 of 2 engines.",
         ),
         (
             [[(2 * GIB, None)]],
-            "It holds 2 GiB of host memory in 1 engine; its settings name no limit.",
+            "It holds 2 GiB of host memory in 1 of 1 engine.",
         ),
         (
             [[(2 * GIB, 4 * GIB)], [(None, 8 * GIB)]],
-            "It holds 2 of 4 GiB of host memory in 1 engine. No probe reads what it holds in 1 other engine.",
+            "It holds 2 GiB of 4 GiB of host memory in 1 of 2 engines.",
         ),
-        ([[(0, 4 * GIB)]], "It holds 0 bytes of 4 GiB of host memory in 1 engine."),
+        ([[(0, 4 * GIB)]], "It holds 0 bytes of 4 GiB of host memory in 1 of 1 engine."),
         (
             [[(None, 8 * GIB)]],
-            "It may hold 8 GiB of host memory in 1 engine; no probe reads how much it does hold.",
+            "How much host memory it holds is not known: no probe of an engine that reports reads it.",
         ),
-        (
-            [[(None, None)]],
-            "How much host memory it holds, and may hold, is not known: no probe reads it, and no setting limits it.",
-        ),
-        ([[]], "How much host memory was held in 1 engine that ended or stopped reporting is not known any more."),
-        (
-            [[(2 * GIB, 4 * GIB)], [], []],
-            "It holds 2 of 4 GiB of host memory in 1 engine. How much host memory was held in 2 other engines that ended or"
-            " stopped reporting is not known any more.",
-        ),
+        ([[]], "How much host memory it holds is not known: no probe of an engine that reports reads it."),
+        ([[(2 * GIB, 4 * GIB)], [], []], "It holds 2 GiB of 4 GiB of host memory in 1 of 3 engines."),
     ],
 )
 def test_the_first_line_says_how_much_memory_is_held(
@@ -307,12 +247,7 @@ def test_the_first_line_says_how_much_memory_is_held(
         for number, of_engine in enumerate(with_another)
     ]
     summed = [{"engine": str(number)} for number, _ in enumerate(recorders) for _ in range(2)]
-    assert savings.memory({"by_place": summed}, listed) == sentence
-
-
-def test_the_memory_of_a_forgotten_engine_is_not_missing_a_probe() -> None:
-    said = savings.memory({"by_place": [{"engine": "long gone"}]}, [])
-    assert said == "How much host memory was held in 1 engine that ended or stopped reporting is not known any more."
+    assert savings.memory_held({"by_place": summed}, listed) == sentence
 
 
 def test_loads_without_waiting_requests_are_not_zero_seconds() -> None:
@@ -324,9 +259,7 @@ def test_loads_without_waiting_requests_are_not_zero_seconds() -> None:
 
 def test_nothing_is_guessed_where_no_rate_was_measured() -> None:
     answer = efficiency("L 749 c0 h512 -> 512\nA 512\nS 512+237\nend")["worth"]
-    assert gauge(answer, "Net time") == NOTHING
-    notes = {name: note for name, _, note, _ in savings.cards(answer)}
-    assert notes["Net time"] == "not measured", "and not of copies alone"
+    assert savings.is_it_worth_it(answer)[1].endswith("In seconds: not measured."), "and not of copies alone"
     assert "is not known" in savings.source_of_savings(answer)
     assert "level `detailed`" in savings.source_of_savings(answer)
     nothing = efficiency("L 749 c0 h0 -> 0\nA 0\nS 0+749\nend")["worth"]
@@ -343,19 +276,19 @@ def test_what_is_hidden_and_what_failed_is_said() -> None:
 def test_unreported_bytes_are_not_known() -> None:
     loads, stores = savings.copy_rows(efficiency("L 749 c0 h512 -> 512\nA 512\nload 512\nend")["worth"])
     assert (loads["Tokens"], loads["Bytes"], loads["Bandwidth"], loads["Workers' time"]) == (
-        "512",
+        512,
         NOTHING,
         NOTHING,
         "10 µs",
     )
-    assert stores["Tokens"] == "0"
+    assert stores["Tokens"] == 0
 
 
 def test_another_engine_is_another_engine() -> None:
     assert efficiency(PREEMPTED, engine="another")["by_place"] == []
     named = {**efficiency(PREEMPTED), "engine_names": {"engine": "llama-0"}}
     (place,) = savings.place_rows(named, {"engine": "opt"})
-    assert (place["Engine"], place["Model"], place["Spared"], place["Preemptions"]) == ("llama-0", "opt", 1952, 1)
+    assert (place["Engine"], place["Model"], place["Spared"]) == ("llama-0", "opt", 1952)
     assert place["Hit rate"] == pytest.approx(1952 / 8196 * 100)
 
 
@@ -397,7 +330,7 @@ def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
     rows = findings.rule_rows([late_free, full_hit])
     assert findings.sample([late_free, full_hit]) == " Impact and requests are those of the latest 4."
     assert findings.sample([full_hit]) == ""
-    assert [(row["Rule"], row["Severity"], row["Impact"], row["Findings"], row["Requests"]) for row in rows] == [
+    assert [(row["Rule"], row["Severity"], row["What they did"], row["Findings"], row["Requests"]) for row in rows] == [
         ("full-hit", ["crash"], "1 did harm, 2 healed", 3, 2),
         ("late-free", ["leak"], "no harm seen", 9, 1),
     ]
@@ -433,21 +366,10 @@ def test_what_is_known_of_a_rule_is_said_and_what_is_known_is_last() -> None:
     assert "new" not in findings.seen(rules[2], now_ns=NOW_NS)
 
 
-def test_the_findings_in_words_prefer_those_that_are_not_known() -> None:
-    known = {**finding("full-hit", "no harm seen", "known"), "known": {"why": "x", "until": None}}
-    loud = {**finding("full-hit", "no harm seen", "new"), "known": None}
-    assert findings.latest_of_each_rule([known, loud], most=3) == [loud]
-
-
 def test_one_finding_is_not_said_to_be_seen_13_times() -> None:
-    """ "seen 13 times" beside "1 finding": how often the same was seen again is among the numbers."""
+    """ "seen 13 times" beside "1 finding": a card says when, and not how often."""
     found = {"rule": "full-hit", "count": 13, "first_ns": START_NS, "last_ns": START_NS + 10**9, "numbers": {"held": 5}}
     assert findings.sightings(found, now_ns=START_NS) == "rule full-hit, at 01:24:36.000, last at 01:24:37.000 UTC"
-    assert findings.numbers(found) == [
-        {"Number": "held", "Value": "5"},
-        {"Number": "seen again", "Value": "12 times"},
-    ]
-    assert len(findings.numbers({**found, "count": 1})) == 1
 
 
 def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
@@ -470,12 +392,6 @@ def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
     assert findings.impact(harmed=2, healed=3, findings=9) == "2 did harm, 3 healed, 4 without harm seen"
 
 
-def test_in_words_each_rule_is_named_once() -> None:
-    """Five equal cards of one rule."""
-    listed = [finding("a", "healed", str(n)) for n in range(5)] + [finding("b", "healed"), finding("c", "healed")]
-    assert [(f["rule"], f["request"]) for f in findings.latest_of_each_rule(listed, most=2)] == [("a", "0"), ("b", "r")]
-
-
 def test_where_no_request_began_nothing_is_said_to_agree() -> None:
     """An empty store was green: "no judged event contradicts another"."""
     assert findings.none_found("now", requests=0) == (
@@ -488,14 +404,14 @@ def test_where_no_request_began_nothing_is_said_to_agree() -> None:
 def test_the_same_data_draws_the_same_charts(dark: bool) -> None:
     answer = efficiency(PREEMPTED)
     for chart, data in (
-        (trends.findings_over_time, trend()),
-        (trends.sources_over_time, answer),
+        (charts.findings_over_time, trend()),
+        (charts.sources_over_time, answer),
     ):
         assert chart(data, dark=dark).to_json() == chart(json.loads(json.dumps(data)), dark=dark).to_json()
         legend = chart(data, dark=dark).to_dict().get("encoding", {}).get("color", {}).get("legend")
         assert legend is None, "a legend in a chart that wraps on a phone would lie on the plot and its markers"
-    spec, rows = trends.spec_and_rows(trends.findings_over_time(trend(), dark=dark))
-    assert list(trends.severity_colours(trend(), dark=dark)) == ["crash", "leak"]
+    spec, rows = charts.spec_and_rows(charts.findings_over_time(trend(), dark=dark))
+    assert list(charts.severity_colours(trend(), dark=dark)) == ["crash", "leak"]
     assert [row["severity"] for row in rows] == ["crash", "leak", "crash"]
     assert "data" not in spec
     assert spec["encoding"]["color"]["scale"]["domain"] == ["crash", "leak"]
@@ -504,7 +420,7 @@ def test_the_same_data_draws_the_same_charts(dark: bool) -> None:
 def test_while_the_clock_goes_on_within_a_step_the_axis_stays() -> None:
     later = {**trend(), "since_ns": trend()["since_ns"] + 10**9, "until_ns": trend()["until_ns"] - 10**9}
     domains = [
-        trends.findings_over_time(each, dark=False).to_dict()["encoding"]["x"]["scale"]["domain"]
+        charts.findings_over_time(each, dark=False).to_dict()["encoding"]["x"]["scale"]["domain"]
         for each in (trend(), later)
     ]
     assert domains[0] == domains[1]
@@ -516,7 +432,7 @@ def test_while_the_clock_goes_on_within_a_step_the_axis_stays() -> None:
 
 def test_tiers_have_colours_in_turn_and_the_others_their_own() -> None:
     answer = {"worth": {"tiers": {"near": 1, "store": 2, "far": 3}, "local": 1, "asked": 9}}
-    shown = trends.source_colours(answer, dark=True)
+    shown = charts.source_colours(answer, dark=True)
     assert list(shown) == ["vLLM's own cache", "near", "connector's store", "far", "computed"]
     assert shown["connector's store"] == palette.GREEN.dark
     assert len(set(shown.values())) == 5
@@ -565,8 +481,8 @@ def test_died_drained_and_silent_are_three_things() -> None:
     died = engine("a", state="died", ended_ns=NOW_NS, ended_by="AssertionError: 256", lost=8)
     silent = engine("b", recorder(last_ns=START_NS), state="silent", ended_ns=START_NS)
     drained = engine("c", state="drained", ended_ns=START_NS)
-    ordered = fleet.in_order([drained, engine("e"), silent, died, engine("d", service="another")])
-    rows = fleet.engine_rows(ordered, now_ns=NOW_NS)
+    ordered = engines.in_order([drained, engine("e"), silent, died, engine("d", service="another")])
+    rows = engines.engine_rows(ordered, now_ns=NOW_NS)
     assert [(row["Engine"], row["State"], row["Ended of"], row["Open at its end"]) for row in rows] == [
         ("pod-a", ["died"], "02:24:36: AssertionError: 256", 8),
         ("pod-b", ["silent"], "01:24:36", None),
@@ -575,29 +491,25 @@ def test_died_drained_and_silent_are_three_things() -> None:
         ("pod-c", ["drained"], "01:24:36", None),
     ]
     assert not [value for row in rows for value in row.values() if value == "a" * 36], "no UUID"
-    assert fleet.counts(ordered, ALL) == "1 died; 1 contact lost; 2 running; 1 drained."
+    assert engines.counts(ordered, ALL) == "1 died; 1 contact lost; 2 running; 1 drained."
 
 
-def test_whoever_loses_something_is_on_top() -> None:
+def test_only_recorders_that_lose_something_are_listed() -> None:
     listed = [engine("a", recorder(id="fine"), recorder(id="loses", missing=3, lag_ns=12 * 10**9))]
-    rows = fleet.recorder_rows(listed[0]["recorders"], now_ns=NOW_NS)
-    assert [(row["Recorder"], row["Gaps"], row["Lag"]) for row in rows] == [
-        ("loses", 3, "12.00 s"),
-        ("fine", 0, "3 ms"),
-    ]
+    rows = engines.recorder_rows(listed[0]["recorders"])
+    assert [(row["Recorder"], row["Gaps"], row["Lag"]) for row in rows] == [("loses", 3, "12.00 s")]
 
 
 def test_what_a_recorder_could_not_record_is_shown() -> None:
     odd = recorder(id="odd", untold={"kv.lookup": 1200, "probe.keys": 100}, probes_off=["LMCacheConnectorV1"])
-    first, second = fleet.recorder_rows([recorder(id="fine"), odd], now_ns=NOW_NS)
-    assert (first["Recorder"], first["Not recorded"]) == ("odd", "kv.lookup 1,200, probe.keys 100")
-    assert (first["Probes off"], second["Not recorded"], second["Probes off"]) == ("LMCacheConnectorV1", None, None)
+    (row,) = engines.recorder_rows([recorder(id="fine"), odd])
+    assert (row["Recorder"], row["Not recorded"]) == ("odd", "kv.lookup 1,200, probe.keys 100")
+    assert row["Probes off"] == "LMCacheConnectorV1"
 
 
 def test_the_tracers_own_prose_keeps_its_code_and_nothing_else() -> None:
     assert text.prose("Source: `a_b` of *x*") == r"Source\: `a_b` of \*x\*"
     assert text.prose("an odd ` one_") == r"an odd \` one\_"
-    assert text.paragraphs("A title.\n\n    Two\n    lines.\n\n  Three.", without="A title") == "Two lines.\n\nThree."
 
 
 def test_the_engines_count_deaths_in_the_range_as_the_sentences_do() -> None:
@@ -606,7 +518,7 @@ def test_the_engines_count_deaths_in_the_range_as_the_sentences_do() -> None:
     def engine(state: str, ended_ns: int | None, *, lost: int = 0) -> dict[str, Any]:
         return {"state": state, "ended_ns": ended_ns, "lost": lost, "recorders": []}
 
-    engines = [
+    listed = [
         engine("running", None),
         engine("died", START_NS - 1, lost=5),
         engine("died", START_NS, lost=2),
@@ -614,7 +526,8 @@ def test_the_engines_count_deaths_in_the_range_as_the_sentences_do() -> None:
         engine("drained", START_NS + 1),
     ]
     assert (
-        fleet.counts(engines, ALL) == "1 died; 1 running; 1 drained; not listed: 1 engine that ended before this range."
+        engines.counts(listed, ALL)
+        == "1 died; 1 running; 1 drained; not listed: 1 engine that ended before this range."
     )
-    assert fleet.since(engines, ALL) == [engines[0], *engines[2:]]
-    assert fleet.counts(engines[:1], ALL) == "1 running."
+    assert engines.since(listed, ALL) == [listed[0], *listed[2:]]
+    assert engines.counts(listed[:1], ALL) == "1 running."

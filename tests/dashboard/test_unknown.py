@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from kvtrail.dashboard.content import unknown
+from kvtrail.dashboard.content.request import account
 
 
 def test_a_request_says_why_its_verdict_is_unknown() -> None:
-    assert unknown.of_request({"verdict": "ok", "unknown": None}) == ""
-    assert unknown.of_request({"verdict": "unknown"}) == "", "an older tracer stored it"
-    said = unknown.of_request({"verdict": "unknown", "unknown": "lost"})
+    assert account.why_unknown({"verdict": "ok", "unknown": None}) == ""
+    assert account.why_unknown({"verdict": "unknown"}) == "", "an older tracer stored it"
+    said = account.why_unknown({"verdict": "unknown", "unknown": "lost"})
     assert said.startswith("The verdict is unknown: events were lost. The runbooks KvtrailEventsDropped")
 
 
 def test_a_request_that_was_lost_is_not_said_to_end_yet() -> None:
     lost = {"verdict": "unknown", "unknown": "open", "outcome": "lost"}
-    assert unknown.of_request(lost) == (
+    assert account.why_unknown(lost) == (
         "It was open when its engine ended: its caller got no end. So its verdict stays unknown."
     )
-    assert "It resolves when the request ends" in unknown.of_request({**lost, "outcome": "running"})
+    assert "It resolves when the request ends" in account.why_unknown({**lost, "outcome": "running"})
 
 
 def test_a_reason_of_a_newer_tracer_is_shown_as_it_is() -> None:
-    assert unknown.reason("of_the_future") == ("of the future", "")
+    assert account.reason("of_the_future") == ("of the future", "")

@@ -72,27 +72,18 @@ def test_the_sentence_says_how_much_it_is_and_what_the_numbers_leave_out(changed
     assert waste.sentence(answer(**changed)) == said
 
 
-def test_groups_have_names_shares_and_seconds() -> None:
-    assert waste.rows(ANSWER, "tenant") == [
+def test_tenants_have_names_shares_and_seconds() -> None:
+    assert waste.tenant_rows(ANSWER) == [
         {"Tenant": "Acme", "Tokens": 1500, "Share": 75.0, "Prefill": 3.0, "Admissions": 3},
         {"Tenant": "without salt or adapter", "Tokens": 500, "Share": 25.0, "Prefill": None, "Admissions": 3},
     ]
-    assert [each["Model"] for each in waste.rows(ANSWER, "model")] == ["not known"]
-    assert [each["Engine"] for each in waste.rows(ANSWER, "engine")] == ["alpha"]
-    causes = waste.rows(ANSWER, "cause")
-    assert [each["Cause"] for each in causes] == ["evicted (vLLM's cache)", "evicted (host)"]
-    assert all("Admissions" not in each for each in causes), "an admission may have several causes"
 
 
 def test_a_row_narrows_the_page_down_and_a_request_opens() -> None:
     given = {"from": "now-1h", "to": "now", "tenant": RED}
     assert waste.narrowed(ANSWER, "prefix", given) == [("savings", {**given, "prefix": "0011223344556677"})]
-    assert waste.narrowed(ANSWER, "engine", given) == [("savings", {**given, "on": "e-1"})], (
-        "a request has an engine, too"
-    )
     assert [link["tenant"] for _, link in waste.narrowed(ANSWER, "tenant", given)] == [RED, "plain"]
     assert waste.narrowed_to(ANSWER, {"tenant": RED, "prefix": "0011"}) == "Only tenant Acme, prefix 0011: show all"
-    assert waste.narrowed_to(ANSWER, {"cause": "evicted"}).startswith("Only cause evicted")
     (row,) = waste.request_rows(ANSWER)
     assert (row["Request"], row["Engine"], row["Tokens"], row["Prefix"]) == ("r-1", "alpha", 900, "not recorded")
     (prefix,) = waste.prefix_rows(ANSWER)

@@ -20,7 +20,8 @@ def ask(chromium: playwright.Browser) -> Any:
     from kvtrail.dashboard.live.component import script
 
     names = "rangeOf, zoomed, panned, pinched, centred, showing, fitted, between, ticks, clock, lasting, count"
-    names += ", Rows, modelOf, requestAt, spent, counts, stepped, linkTo, rangeText, deathsText, Live, Hover, listenToPointer"
+    names += ", Rows, modelOf, requestAt, counts, stepped, linkTo, rangeText, deathsText, Live, Hover, listenToPointer"
+    names += ", cutId, cutIds"
     text = script().replace("export default function", "function started", 1) + f"\nwindow.live = {{ {names} }};"
     page = chromium.new_page()
     page.add_script_tag(content=text, type="module")
@@ -52,8 +53,6 @@ def test_two_fingers_keep_the_moment_between_them(ask: Any) -> None:
 def test_moving_leaves_the_present_and_comes_back_to_it(ask: Any) -> None:
     assert ask("m.panned({span_ms: 1000, to_ms: null}, -100, 9000)") == {"span_ms": 1000, "to_ms": 8900}
     assert ask("m.panned({span_ms: 1000, to_ms: 8900}, 200, 9000)") == {"span_ms": 1000, "to_ms": None}
-    paused = ask("m.panned({span_ms: 1000, to_ms: 8900, paused: true}, 200, 9000)")
-    assert paused == {"span_ms": 1000, "to_ms": 9100, "paused": True}
 
 
 def test_a_moment_in_sight_moves_nothing(ask: Any) -> None:
@@ -81,8 +80,8 @@ def test_a_range_in_words_and_as_a_link(ask: Any) -> None:
         assert ask(f"m.rangeText({{span_ms: 60000, to_ms: {to}}}, {now})") == said
     assert ask(f"m.between({now - 86_400_000}, {now})") == "2025-12-02 01:24:36 to 2025-12-03 01:24:36"
     assert ask(f"m.between({now - 60_000}, {now})") == "2025-12-03 01:23:36 to 01:24:36"
-    view = f"span_ms: 60000, to_ms: {now}, folded: ['e', 'f'], select: null"
-    page = "{origin: 'http://h', pathname: '/requests', search: '?view=lanes&search=a+b&paused=x&from=y'}"
+    view = f"span_ms: 60000, to_ms: {now}, folded: ['e', 'f']"
+    page = "{origin: 'http://h', pathname: '/requests', search: '?view=lanes&search=a+b&from=y'}"
     link = ask(f"m.linkTo({{{view}}}, {now}, {page})")
     assert link == (
         "http://h/requests?view=lanes&search=a+b&from=2025-12-03T01%3A23%3A36.123Z&to=2025-12-03T01%3A24%3A36.123Z"
@@ -186,15 +185,14 @@ MODEL = """(() => {
     gaps: {engine: [], begin_us: [], end_us: [], missing: []}, engine_names: {e: 'llama-0'},
   };
   const model = m.modelOf(answer, new m.Rows());
-  return [m.requestAt(model, [0], 310, 20), m.requestAt(model, [0], 330, 20), m.spent(model, 50, 200),
+  return [m.requestAt(model, [0], 310, 20), m.requestAt(model, [0], 330, 20),
           [...model.segments.goes_on], model.heads.map((head) => head.name)];
 })()"""
 
 
-def test_what_is_under_the_pointer_and_in_a_range(ask: Any) -> None:
-    near, far, spent, goes_on, names = ask(MODEL)
+def test_what_is_under_the_pointer(ask: Any) -> None:
+    near, far, goes_on, names = ask(MODEL)
     assert (near, far) == (0, -1)
-    assert spent == [["decode", 100], ["queued", 50], ["load", 50]]
     assert goes_on == [0, 1, 0], "the last phase goes on, a transfer that ended does not"
     assert names == ["llama-0"], "an engine's rows have its name"
 
@@ -258,7 +256,7 @@ RESTING = """((story) => {
            hide: () => named.push('')},
     find: () => document.createElement('div'), now: () => now, sendSoon() {}, show() { live.draw(); }, redraw() {},
     setTriggerValue: (name, {request}) => opened.push(request), drawWords() {}, drawLanes() {},
-    minimap: {draw() {}}, theme: {},
+    theme: {},
   });
   m.listenToPointer(live);
   const send = (type, x) => {
@@ -334,3 +332,13 @@ def test_keys_go_from_request_to_request(ask: Any) -> None:
     assert (first, below, end) == (0, 1, 1)
     assert (beside, back) == (2, 0)
     assert near == 0, "up again to what is nearest in time to where one was"
+
+
+def test_ids_that_differ_only_in_their_middle_are_not_cut_alike(ask: Any) -> None:
+    """Those of a P/D proxy begin and end alike."""
+    assert ask("m.cutId('chat-1', 6)") == "chat-1"
+    assert ask("m.cutId('0123456789', 5)") == "01…89"
+    assert ask("m.cutId('0123456789', 1)") == "…"
+    alike = ["a" * 20 + middle + "z" * 20 for middle in "123"]
+    other = "b" * 43
+    assert ask(f"m.cutIds({json.dumps([*alike, other, other])}, 9)") == [*alike, "bbbb…bbbb", "bbbb…bbbb"]

@@ -70,7 +70,7 @@ def test_which_requests_have_a_part_of_an_id_or_a_trace(world: World) -> None:
 def test_what_is_known_and_why(world: World) -> None:
     page = Opened("").follow("1 known finding of stale-lookup")
     page.sees(f"Known: {world_of.WHY}")
-    page.sees("Open request known-1-0123abcd")
+    page.open_row("one_by_one").sees("Request known-1")
 
 
 def test_which_tenant_pays_for_evictions(world: World) -> None:

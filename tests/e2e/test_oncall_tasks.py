@@ -1,25 +1,23 @@
-"""What somebody on call asks, each from the page where they begin, in three clicks at most.
+"""What somebody on call asks, each in three clicks at most; and what must hold on every page. All that needs a real browser.
 
-`test_oncall_answers.py` has the questions that are answered without keys, drawing or the browser's history. Each task is a
-question, the address where it begins, and its steps, by roles and labels; it is done when the page shows the content that
-answers it. How long that took is reported, and not asserted: test-artifacts/oncall-tasks.md has the table, and
-docs/dashboard.md shows one, with some of the screenshots that are left in test-artifacts/.
+`test_oncall_answers.py` has the questions that are answered without keys, drawing or the browser's history. Screenshots are
+left in test-artifacts/; benchmarks/pictures.py makes the pictures of docs/images/ from some.
 """
 
 from __future__ import annotations
 
 import re
-import time
+import signal
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import oncall_world as world_of
 import pytest
 from browser import (
-    ARTIFACTS,
+    SCHEMES,
     box_of,
     drawn,
+    holds,
     needs_chromium,
     open_row,
     playwright,
@@ -27,7 +25,10 @@ from browser import (
     rows,
     see,
     shoot,
-)  # fmt: skip
+    switch_scheme,
+)
+from connection import Connection
+from contrast import unreadable
 from live_page import ready, wait_for_answers
 from live_traffic import chatting
 from oncall_world import World, in_trouble
@@ -43,24 +44,19 @@ OUR_WORDS = re.compile(r"\b(epoch|witness(es)?|drift)\b", re.IGNORECASE)
 
 @dataclass
 class Person:
-    """Somebody before a page. Each click is counted, and how long they wait for what they look for.
-
-    Attributes:
-        waits_s: from each click, or from what they typed, to the content.
-    """
+    """Somebody before a page, with the clicks since the last question."""
 
     page: playwright.Page
     world: World
     clicks: int = 0
-    waits_s: list[float] = field(default_factory=list)
-    _acted_s: float | None = None
 
     def open(self, path: str) -> None:
+        """Begin a question at this address."""
+        assert self.clicks <= MAX_CLICKS
+        self.clicks = 0
         self.page.goto(path if path.startswith("http") else f"{self.world.url}/{path}")
 
     def click(self, what: playwright.Locator) -> None:
-        what.first.wait_for()  # finding it with the eyes is not waiting for the page
-        self._acts()
         self.clicks += 1
         what.first.click()
 
@@ -71,12 +67,10 @@ class Person:
     def open_row(self, key: str, row: int = 0) -> None:
         until(lambda: len(rows(self.page, key)) > row)
         drawn(self.page)
-        self._acts()
         self.clicks += 1
         open_row(self.page, key, row)
 
     def type(self, what: playwright.Locator, text: str) -> None:
-        self._acts()
         what.fill(text)
         what.press("Enter")
 
@@ -88,7 +82,6 @@ class Person:
     def sees(self, text: str | re.Pattern[str]) -> None:
         """The content, or a part of it, is there."""
         see(self.page, text)
-        self.is_answered()
 
     def sees_row(self, key: str, which: Callable[[list[str]], bool]) -> int:
         """The number of the first such row of a table, once there is one."""
@@ -99,13 +92,7 @@ class Person:
             return bool(seen)
 
         until(looks, why=lambda: f"{key}: {rows(self.page, key)}")
-        self.is_answered()
         return seen[0]
-
-    def is_answered(self) -> None:
-        if self._acted_s is not None:
-            self.waits_s.append(time.monotonic() - self._acted_s)
-            self._acted_s = None
 
     def died(self) -> playwright.Locator:
         """The first sentence of the first page."""
@@ -137,182 +124,9 @@ class Person:
 
     def clicks_there(self) -> None:
         """Click where the pointer rests."""
-        self._acts()
         self.clicks += 1
         self.page.mouse.down()
         self.page.mouse.up()
-
-    def _acts(self) -> None:
-        self._acted_s = self._acted_s or time.monotonic()
-
-
-@dataclass(frozen=True)
-class Task:
-    """A question of somebody on call.
-
-    Attributes:
-        begin: the path of the page where they begin, or what gives its whole address.
-        is_live: whether requests keep coming meanwhile. Such a task takes long.
-    """
-
-    name: str
-    question: str
-    begin: str | Callable[[World], str]
-    steps: Callable[[Person], None]
-    is_live: bool = False
-
-
-TASKS: list[Task] = []
-
-
-def task(
-    name: str, question: str, begin: str | Callable[[World], str] = "", *, is_live: bool = False
-) -> Callable[[Callable[[Person], None]], None]:
-    """The function is the steps of a task; without a page it begins on the first one."""
-
-    def add(steps: Callable[[Person], None]) -> None:
-        TASKS.append(Task(name, question, begin, steps, is_live))
-
-    return add
-
-
-@task("01-died", "An engine died: when, why, and which requests suffered?")
-def _(person: Person) -> None:
-    see(person.page, re.compile("died at"))
-    died = person.died().inner_text()
-    assert re.search(r"died at \d\d:\d\d:\d\d of AssertionError with \d+ open requests: a stale lookup", died)
-    person.click(person.died())
-    person.sees(re.compile(r"^Request bug-"))
-    person.sees(re.compile("AssertionError: "))
-    person.sees("A cached lookup answer was handed out without regard to the computed tokens")
-
-
-@task("06-compared", "Why was this request slower than one like it?", f"request?id={world_of.SLOW}")
-def _(person: Person) -> None:
-    person.click(person.page.get_by_role("radio", name="Compare", exact=True))
-    person.sees(re.compile("Near in time"))
-    until(lambda: len(rows(person.page, "offers")) > 0)
-    person.open_row("offers")
-    person.sees("Why was one slower")
-    person.sees_row("slower", lambda cells: cells[0] == "queued")
-    person.sees("What differs")
-    playwright.expect(person.page.get_by_test_id("stVegaLiteChart")).to_have_count(4)
-
-
-@task("07-keyboard", "The same as the first one, with the keyboard only")
-def _(person: Person) -> None:
-    page = person.page
-    see(page, re.compile("died at"))
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        if "died at" in page.evaluate("document.activeElement.closest('a')?.innerText ?? ''"):
-            break
-    page.keyboard.press("Enter")
-    person.sees(re.compile("AssertionError: "))
-    assert person.clicks == 0
-
-
-@task("10-two-engines", "What are two engines doing, side by side?", is_live=True)
-def _(person: Person) -> None:
-    person.go("Requests")
-    person.click(person.page.get_by_role("radio", name="Lanes"))
-    person.click(person.page.get_by_role("button", name="Fold all"))
-    for engine in world_of.CHAT:
-        playwright.expect(person.page.get_by_role("button", name=re.compile(f"{engine} .*request"))).to_be_visible()
-    person.is_answered()
-
-
-@task("12-changed", "What changed around a moment that I choose?")
-def _(person: Person) -> None:
-    page, marked = person.page, re.compile(rf"{world_of.AFTER_DEPLOY} .*0\.31 → 0\.32")
-    person.click(page.get_by_role("combobox", name="Explain what changed at"))
-    person.click(page.get_by_role("option", name=marked))
-    person.sees(re.compile(rf"Engine {world_of.AFTER_DEPLOY} was started with"))
-    person.sees(re.compile("Prompt tokens computed went from"))
-
-
-@task("13-no-hits", "Which engine's hit rate is zero?")
-def _(person: Person) -> None:
-    person.click(
-        person.page.get_by_role("link", name=re.compile(f"Engine {world_of.WITHOUT_HITS} has a hit rate of 0 %"))
-    )
-    person.sees_row("places", lambda cells: world_of.WITHOUT_HITS in cells)
-    assert query_of(person.page)["on"] == [world_of.WITHOUT_HITS]
-
-
-@task(
-    "14-alert",
-    "Grafana alerts that an engine died: which requests are lost?",
-    lambda world: world.alert("KvtrailEngineDied"),
-)
-def _(person: Person) -> None:
-    person.sees_row("requests_table", lambda cells: cells[0].startswith("bug-"))
-    assert all(cells[0].startswith("bug-") for cells in rows(person.page, "requests_table"))
-    person.open_row("requests_table")
-    person.sees("It was open when its engine ended")
-
-
-@task("16-slow", "What did the slow requests wait for, and what had they to compute?")
-def _(person: Person) -> None:
-    person.go("Requests")
-    person.click(person.page.get_by_role("radio", name="Heat map"))
-    person.type(person.page.get_by_role("textbox", name="Conditions"), "duration > 2s")
-    person.page.wait_for_url(re.compile("where=duration"))
-    drawn(person.page)
-    person.sees(re.compile(r"Of the [\d,]+ tokens that they asked for: .* evicted"))
-    person.sees_row("measures", lambda cells: cells[0] == "queued")
-
-
-@task("19-prefix", "Which evicted prefix costs most, and whose requests are these?", "savings")
-def _(person: Person) -> None:
-    person.sees("Computed although it had been held")
-    person.open_row("waste_prefixes")
-    person.page.wait_for_url(re.compile("prefix=[0-9a-f]{16}"))
-    row = person.sees_row("waste_requests", lambda cells: world_of.SLOW in cells)
-    person.open_row("waste_requests", row)
-    person.sees(re.compile("186 tokens of 250 were computed: 86 % evicted"))
-
-
-@task(
-    "24-hand-off",
-    "Where did the time to the first token go, on both engines?",
-    f"request?id={world_of.HANDED_OVER}&engine={world_of.TAKES}",
-)
-def _(person: Person) -> None:
-    person.click(person.page.get_by_role("radio", name="Other engine"))
-    person.sees("Prefill and decode")
-    person.sees(re.compile("to the first token; load took"))
-    labels = person.page.get_by_test_id("stVegaLiteChart").first.locator(".role-axis-label text")
-    until(lambda: {"prefill", "kept", "decode"} <= {*labels.all_text_contents()})
-    playwright.expect(person.page.get_by_role("button", name=re.compile("Prefilled as pair"))).to_be_visible()
-
-
-@task("26-live-card", "What is this request in the live picture?", "requests?view=lanes", is_live=True)
-def _(person: Person) -> None:
-    page = person.page
-    ready(page)
-    names = list[str | None]()
-
-    def rests() -> bool:
-        names[:] = [person.points_at_a_request()]
-        wait_for_answers(page, 2)  # the picture slides on under the resting pointer
-        names.append(person.reads_card())
-        return names[-1] is not None  # the card goes with its request, when that has left the picture
-
-    until(rests, why=lambda: "each card is gone after two answers")
-    assert names[0] == names[1], "it names another request, though nobody has moved the pointer"
-    person.clicks_there()
-    page.wait_for_url(re.compile(rf"/request\?.*id={names[0]}"))
-    person.sees("Every step")
-
-
-@task("27-new", "What is new since the last deploy, and which finding is the oldest?")
-def _(person: Person) -> None:
-    person.go("Findings")
-    person.sees_row("by_rule", lambda cells: "over-report" in cells and any("new" in cell for cell in cells))
-    person.choose("Sort by", "Oldest first")
-    person.sees("The oldest in words")
-    until(lambda: any("over-report" in first for first in rows(person.page, "by_rule")[:1]))
 
 
 @pytest.fixture(scope="module")
@@ -322,26 +136,250 @@ def world(pages: SharedDashboard, tmp_path_factory: pytest.TempPathFactory) -> I
         yield in_trouble(tracer, pages.url)
 
 
-@pytest.fixture(scope="module")
-def measured() -> Iterator[list[str]]:
-    """A line for each task that was done; all of them are written at the end."""
-    lines = ["| task | question | clicks | longest wait | all waits |", "| --- | --- | --- | --- | --- |"]
-    yield lines
-    ARTIFACTS.mkdir(exist_ok=True)
-    (ARTIFACTS / "oncall-tasks.md").write_text("\n".join(lines) + "\n")
-
-
-@pytest.mark.parametrize(
-    "asked", [pytest.param(each, id=each.name, marks=[pytest.mark.long] * each.is_live) for each in TASKS]
-)
-def test_a_task_is_done(asked: Task, page: playwright.Page, world: World, measured: list[str]) -> None:
+@pytest.fixture
+def person(page: playwright.Page, world: World) -> Iterator[Person]:
     page.set_viewport_size({"width": 1440, "height": 900})
     person = Person(page, world)
-    with chatting(world.tracer, *world_of.CHAT) if asked.is_live else nullcontext():
-        person.open(asked.begin if isinstance(asked.begin, str) else asked.begin(world))
-        asked.steps(person)
+    yield person
     assert person.clicks <= MAX_CLICKS
-    waits = person.waits_s or [0.0]
-    number = asked.name.partition("-")[0]
-    measured.append(f"| {number} | {asked.question} | {person.clicks} | {max(waits):.1f} s | {sum(waits):.1f} s |")
-    shoot(page, f"task-{asked.name}")
+
+
+def test_an_engine_died_when_and_why_and_how_did_its_request_get_there(person: Person) -> None:
+    """With keys alone."""
+    page = person.page
+    person.open("")
+    see(page, re.compile("died at"))
+    died = person.died().inner_text()
+    assert re.search(r"died at \d\d:\d\d:\d\d of AssertionError with \d+ open requests: a stale lookup", died)
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if "died at" in page.evaluate("document.activeElement.closest('a')?.innerText ?? ''"):
+            break
+    page.keyboard.press("Enter")
+    person.sees(re.compile(r"^Request bug-"))
+    person.sees(re.compile("AssertionError: "))
+    person.sees("A cached lookup answer was handed out without regard to the computed tokens")
+    drawn(page)
+    shoot(page, "task-01-died")
+    assert person.clicks == 0
+    page.get_by_role("radio", name="Replay", exact=True).click()
+    person.sees("Step 1 of 8: arrival")
+    for step in (2, 3):
+        page.keyboard.press("n")
+        person.sees(re.compile(f"Step {step} of 8"))
+    page.keyboard.press("f")
+    person.sees("Step 7 of 8: lookup")
+    page.keyboard.press("p")
+    person.sees("Step 6 of 8: lookup")
+    shoot(page, "replay")
+    page.go_back()
+    person.sees("Every step")
+
+
+def test_grafana_alerts_that_an_engine_died_and_which_requests_are_lost(person: Person) -> None:
+    person.open(person.world.alert("KvtrailEngineDied"))
+    person.sees_row("requests_table", lambda cells: cells[0].startswith("bug-"))
+    assert all(cells[0].startswith("bug-") for cells in rows(person.page, "requests_table"))
+    person.open_row("requests_table")
+    person.sees("It was open when its engine ended")
+
+
+def test_what_changed_around_a_moment_and_the_way_back(person: Person) -> None:
+    page, marked = person.page, re.compile(rf"{world_of.AFTER_DEPLOY} .*0\.31 → 0\.32")
+    person.open("")
+    person.click(page.get_by_role("combobox", name="Explain what changed at"))
+    person.click(page.get_by_role("option", name=marked))
+    person.sees(re.compile(rf"Engine {world_of.AFTER_DEPLOY} was started with"))
+    person.sees(re.compile("Prompt tokens computed went from"))
+    shoot(page, "changed")
+    field = page.get_by_role("textbox", name="Time range (UTC)")
+    field.fill("last 6 hours")
+    field.press("Enter")
+    page.wait_for_url(re.compile("from=now-6h&to=now"))
+    page.get_by_role("link", name="Savings", exact=True).click()
+    page.wait_for_url(re.compile(r"savings\?from=now-6h&to=now"))
+    person.sees("By engine and connector")
+    page.go_back()
+    person.sees(re.compile("Prompt tokens computed went from"))
+    page.go_back()
+    playwright.expect(page).not_to_have_url(re.compile("from=now-6h"))
+
+
+def test_which_engine_has_no_hits_and_which_evicted_prefix_costs_most(person: Person) -> None:
+    page = person.page
+    person.open("")
+    person.click(page.get_by_role("link", name=re.compile(f"Engine {world_of.WITHOUT_HITS} has a hit rate of 0 %")))
+    person.sees_row("places", lambda cells: world_of.WITHOUT_HITS in cells)
+    assert query_of(page)["on"] == [world_of.WITHOUT_HITS]
+    person.open("savings")
+    person.sees("Computed although it had been held")
+    shoot(page, "savings")
+    person.open_row("waste_prefixes")
+    page.wait_for_url(re.compile("prefix=[0-9a-f]{16}"))
+    row = person.sees_row("waste_requests", lambda cells: world_of.SLOW in cells)
+    person.open_row("waste_requests", row)
+    person.sees(re.compile("186 tokens of 250 were computed: 86 % evicted"))
+    shoot(page, "causes")
+
+
+def test_what_did_the_slow_requests_wait_for_and_which_are_the_slowest(person: Person) -> None:
+    page = person.page
+    person.open("")
+    person.go("Requests")
+    person.click(page.get_by_role("radio", name="Heat map"))
+    person.type(page.get_by_role("textbox", name="Conditions"), "duration > 2s")
+    page.wait_for_url(re.compile("where=duration"))
+    drawn(page)
+    person.sees(re.compile(r"Of the [\d,]+ tokens that they asked for: .* evicted"))
+    person.sees_row("measures", lambda cells: cells[0] == "queued")
+    shoot(page, "heat-map")
+    person.open("requests?view=heat&of=duration")
+    person.sees("Draw an area")
+    drawn(page)
+    box, mouse = box_of(page.locator("[class*=st-key-chart_heat_map] .marks").first), page.mouse
+    mouse.move(box["x"] + box["width"] * 0.1, box["y"] + box["height"] * 0.1)
+    mouse.down()
+    mouse.move(box["x"] + box["width"] * 0.98, box["y"] + box["height"] * 0.85, steps=8)
+    mouse.up()
+    page.wait_for_url(re.compile("where=duration"))
+    person.sees(re.compile(r"\d+ requests?, longest"))
+    page.go_back()
+    person.sees("Where the time went")
+
+
+def test_why_was_it_slower_than_one_like_it_and_where_did_the_first_token_wait(person: Person) -> None:
+    page = person.page
+    person.open(f"request?id={world_of.SLOW}")
+    person.click(page.get_by_role("radio", name="Compare", exact=True))
+    person.sees(re.compile("Near in time"))
+    person.open_row("offers")
+    person.sees("Why was one slower")
+    person.sees_row("slower", lambda cells: cells[0] == "queued")
+    person.sees("What differs")
+    person.open(f"request?id={world_of.HANDED_OVER}&engine={world_of.TAKES}")
+    person.click(page.get_by_role("radio", name="Other engine"))
+    person.sees("Prefill and decode")
+    person.sees(re.compile("to the first token; load took"))
+    labels = page.get_by_test_id("stVegaLiteChart").first.locator(".role-axis-label text")
+    until(lambda: {"prefill", "kept", "decode"} <= {*labels.all_text_contents()})
+    playwright.expect(page.get_by_role("button", name=re.compile("Prefilled as pair"))).to_be_visible()
+
+
+def test_what_is_new_since_the_last_deploy_and_what_is_to_be_done(person: Person) -> None:
+    page = person.page
+    person.open("")
+    person.go("Findings")
+    row = person.sees_row("by_rule", lambda cells: "over-report" in cells and any("new" in cell for cell in cells))
+    person.open_row("by_rule", row)
+    page.wait_for_url(re.compile("rule=over-report"))
+    person.sees("Send to the maintainers.")
+    shoot(page, "rule")
+    person.open_row("one_by_one")
+    person.sees("What to do.")
+    person.open("findings")
+    person.choose("Sort by", "Oldest first")
+    until(lambda: any("over-report" in first for first in rows(page, "by_rule")[:1]))
+
+
+@pytest.mark.costly("a browser follows live traffic")
+def test_a_click_opens_what_is_under_the_pointer_though_requests_keep_coming(person: Person) -> None:
+    page, named = person.page, list[str | None]()
+    with chatting(person.world.tracer, *world_of.CHAT):
+        connection = Connection(page)
+        person.open("requests")
+        wanted = rows(page, "requests_table")
+        person.sees_row("requests_table", lambda cells: cells[0].startswith("chat-"))
+        page.get_by_role("button", name=re.compile(r"\d+ new$")).wait_for()
+        with connection.held_up():
+            wanted = rows(page, "requests_table")
+            open_row(page, "requests_table", 3)
+            see(page, f"Opening {wanted[3][0]}")  # at once, without an answer
+        see(page, "Every step")
+        assert query_of(page)["id"] == [wanted[3][0]]
+        page.go_back()
+        person.sees_row("requests_table", lambda cells: cells[0].startswith("chat-"))
+        person.open("requests?view=lanes")
+        ready(page)
+        person.click(page.get_by_role("button", name="Fold all"))
+        for engine in world_of.CHAT:
+            playwright.expect(page.get_by_role("button", name=re.compile(f"{engine} .*request"))).to_be_visible()
+        shoot(page, "live", at_rest=False)
+        person.click(page.get_by_role("button", name="Unfold all"))
+
+        def rests() -> bool:
+            named[:] = [person.points_at_a_request()]
+            wait_for_answers(page, 2)  # the picture slides on under the resting pointer
+            named.append(person.reads_card())
+            return named[-1] is not None  # the card goes with its request, when that has left the picture
+
+        until(rests, why=lambda: "each card is gone after two answers")
+        assert named[0] == named[1], "it names another request, though nobody has moved the pointer"
+        person.clicks_there()
+        page.wait_for_url(re.compile(rf"/request\?.*id={named[0]}"))
+        person.sees("Every step")
+
+
+OF_A_REQUEST = f"id={world_of.SLOW}"
+PAGES = (
+    "", "requests", "requests?by=engine", "requests?view=heat", "requests?view=lanes", "findings",
+    "findings?rule=stale-lookup", "findings?runbook=KvtrailEngineDied", "savings", f"request?{OF_A_REQUEST}",
+    f"request?{OF_A_REQUEST}&tab=replay", f"request?{OF_A_REQUEST}&tab=compare",
+)  # fmt: skip
+TEXTS = [
+    *(f"svg.marks .{role} text" for role in ("role-axis-label", "role-axis-title", "role-legend-label")),
+    "button[aria-checked=true]", "button[aria-pressed=true]", "button[kind$=Active]",
+    ".kvtable th button", ".kvtable td", ".kvtable .label",
+]  # fmt: skip
+EMPTY_AT_FIRST = re.compile(r"warning: WARN (Infinite extent for field|Conflicting scale property \"domain\")")
+"""Streamlit draws each chart without its rows first, and what Vega then warns of cannot be chosen."""
+SHIFTS = """() => { window.shifts = [];
+  new PerformanceObserver(list => window.shifts.push(...list.getEntries().filter(each => !each.hadRecentInput)
+    .map(each => each.value))).observe({ type: 'layout-shift', buffered: false }); }"""
+MOST_SHIFT = 0.01
+"""The cumulative layout shift of a page's refreshes: what somebody reads must stay where it is (Web Vitals: 0.1 is good)."""
+
+
+@pytest.mark.costly("every page in a browser, in two schemes")
+def test_every_page_can_be_read_stays_in_its_place_and_outlasts_its_sidecar(person: Person) -> None:
+    """An axis had a contrast of 3.72; a page shifted by 0.19."""
+    page, said, path = person.page, list[str](), ""
+    connection = Connection(page)
+    page.on("console", lambda message: said.append(f"/{path}: {message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"/{path}: {error}"))
+
+    def all_can_be_read() -> None:
+        assert unreadable(page, TEXTS) == {}, page.url
+
+    for path in PAGES:
+        person.open(path)
+        drawn(page)
+        if "runbook" not in path:
+            page.evaluate(SHIFTS)
+            connection.wait_for_refreshes(2)
+            shift = page.evaluate("window.shifts.reduce((sum, each) => sum + each, 0)")
+            assert shift <= MOST_SHIFT, f"{page.url} shifts by {shift}"
+        for scheme in SCHEMES:
+            switch_scheme(page, scheme)
+            drawn(page)
+            holds(all_can_be_read)
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
+        page.set_viewport_size({"width": 1440, "height": 900})
+    said = [each for each in said if not EMPTY_AT_FIRST.search(each)]
+    assert not said, "\n".join(said)
+    person.open("requests")
+    wanted = [cells[0] for cells in rows(page, "requests_table")] or [""]
+    person.sees_row("requests_table", lambda cells: cells[0] == world_of.SLOW)
+    person.world.tracer.process.send_signal(signal.SIGSTOP)
+    try:
+        see(page, re.compile("does not answer"))
+        see(page, "Below is what was last known.")
+        wanted = [cells[0] for cells in rows(page, "requests_table")]
+        assert world_of.SLOW in wanted
+        open_row(page, "requests_table", wanted.index(world_of.SLOW))
+        page.wait_for_url(re.compile("/request[?]"))
+        see(page, re.compile("does not answer|hangs"))
+    finally:
+        person.world.tracer.process.send_signal(signal.SIGCONT)
+    see(page, "Every step")
+    assert query_of(page)["id"] == [world_of.SLOW]

@@ -12,31 +12,20 @@ from fastapi.testclient import TestClient
 
 from kvtrail.dashboard.client import Row, Tracer
 from kvtrail.dashboard.content import (
-    blocks,
     causes,
     changes,
-    compare,
-    efficiency,
-    engine_end,
+    charts,
+    engines,
     findings,
-    fleet,
-    groups,
     latency,
-    markers,
     memory,
     overview,
-    pair,
-    phases,
-    replay,
-    request,
-    request_charts,
     requests,
-    slower,
-    tokens,
-    trends,
-    unknown,
+    savings,
     waste,
 )
+from kvtrail.dashboard.content.request import account, compare, pair, phases, replay, waterfall
+from kvtrail.dashboard.content.request import charts as request_charts
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.grouping import OF_REQUESTS
 from pins import plain
@@ -82,10 +71,10 @@ def _answered(client: TestClient, asked: httpx.Request) -> httpx.Response:
 
 def chart(drawn: Any, marked: list[Row] | None = None) -> dict[str, Any]:
     """The rows of a chart, and a digest of how it is drawn."""
-    spec = trends.readable(trends.spec(drawn), dark=False)
+    spec = charts.readable(charts.spec(drawn), dark=False)
     rows = list(_rows(spec))
     if marked is not None:
-        spec = markers.drawn(spec, marked, dark=False)
+        spec = charts.with_markers(spec, marked, dark=False)
     return {"rows": rows[0] if len(rows) == 1 else rows, "spec": digest(json.dumps(spec, sort_keys=True, default=str))}
 
 
@@ -104,152 +93,160 @@ def _rows(spec: Any) -> Iterator[Any]:
 
 def _overview(tracer: Tracer) -> Pages:
     for shown in (HOUR, WHOLE):
-        name, status = shown.field(), tracer.status(**shown.query)
-        savings, trend = tracer.efficiency(**shown.query), tracer.findings_trend(**shown.query)
-        marked = tracer.markers(**shown.query)
+        name, status = shown.field(), tracer.get("status", **shown.query)
+        answer, trend = tracer.get("efficiency", **shown.query), tracer.get("findings/trend", **shown.query)
+        marked = tracer.get("markers", **shown.query)
         yield f"statements {name}", overview.statements(status, shown)
-        yield f"cards {name}", overview.cards(status, savings)
-        yield f"sources {name}", chart(trends.sources_over_time(savings, dark=False), marked)
-        yield f"findings {name}", chart(trends.findings_over_time(trend, dark=False), marked)
+        yield f"cards {name}", overview.cards(status, answer)
+        yield f"sources {name}", chart(charts.sources_over_time(answer, dark=False), marked)
+        yield f"findings {name}", chart(charts.findings_over_time(trend, dark=False), marked)
         yield f"rules {name}", findings.rule_rows(status["rules"])
-        yield f"markers {name}", [markers.in_a_line(each, now_ns=NOW_NS) for each in marked]
-    yield "tracer", fleet.tracer_status(tracer.health(), url="URL", now_ns=NOW_NS)
+        yield f"markers {name}", [charts.marker_line(each, now_ns=NOW_NS) for each in marked]
+    yield "tracer", engines.tracer_status(tracer.get("health"), url="URL", now_ns=NOW_NS)
 
 
 def _fleet(tracer: Tracer) -> Pages:
-    answer = tracer.fleet()
+    answer = tracer.get("fleet")
     recorders = [recorder for engine in answer["engines"] for recorder in engine["recorders"]]
-    engines = fleet.in_order(fleet.since(answer["engines"], WHOLE))
-    yield "counts", fleet.counts(answer["engines"], HOUR)
-    yield "engines", fleet.engine_rows(engines, now_ns=NOW_NS)
-    yield "recorders", fleet.recorder_rows(recorders, now_ns=NOW_NS)
-    yield "pairs", fleet.pair_rows(answer["pairs"])
-    yield "kept", fleet.kept_rows(answer["kept"])
-    yield "sentences", (
-        fleet.missing_spans(recorders), fleet.quiet_engines(recorders), fleet.unfetched(answer["pairs"], answer["kept"]),
-    )  # fmt: skip
+    listed = engines.in_order(engines.since(answer["engines"], WHOLE))
+    yield "counts", engines.counts(answer["engines"], HOUR)
+    yield "engines", engines.engine_rows(listed, now_ns=NOW_NS)
+    yield "recorders", engines.recorder_rows(recorders)
+    yield "pairs", engines.pair_rows(answer["pairs"])
+    yield "kept", engines.kept_rows(answer["kept"])
+    yield "sentences", (engines.missing_spans(recorders), engines.quiet_engines(recorders))
 
 
 def _findings(tracer: Tracer) -> Pages:
-    found, by_rule = tracer.findings(limit=200, **WHOLE.query), tracer.findings_by_rule(**WHOLE.query)
+    found, by_rule = tracer.get("findings", limit=200, **WHOLE.query), tracer.get("findings/rules", **WHOLE.query)
     yield "rules", findings.rule_rows(by_rule)
     yield "rules, oldest first", findings.rule_rows(by_rule, oldest_first=True)
     yield "sample", findings.sample(by_rule)
     yield "findings", findings.finding_rows(found)
-    yield "total", findings.total(tracer.findings_trend(**WHOLE.query))
-    for each in findings.latest_of_each_rule(found, most=9):
-        yield f"in words: {each['rule']}", {
-            "sentences": findings.sentences(each), "sightings": findings.sightings(each, now_ns=NOW_NS),
-            "evidence": findings.evidence(each, {}), "numbers": findings.numbers(each),
-        }  # fmt: skip
+    yield "total", findings.total(tracer.get("findings/trend", **WHOLE.query))
+    for each in {each["rule"]: each for each in reversed(found)}.values():
+        yield (
+            f"in words: {each['rule']}",
+            {
+                "sentences": findings.sentences(each),
+                "sightings": findings.sightings(each, now_ns=NOW_NS),
+                "evidence": findings.evidence(each, {}),
+            },
+        )
+    yield "why known", findings.reasons(found)
     yield "seen", [findings.seen(each, now_ns=NOW_NS) for each in by_rule]
 
 
 def _efficiency(tracer: Tracer, shown: TimeRange, **filters: str) -> Pages:
-    savings, engines = tracer.efficiency(**filters, **shown.query), tracer.fleet()["engines"]
-    sums, models = savings["worth"], {each["engine"]: each["model"] for each in engines}
-    yield "is it worth it", efficiency.is_it_worth_it(sums)
-    yield "cards", efficiency.cards(sums)
+    answer, engines = tracer.get("efficiency", **filters, **shown.query), tracer.get("fleet")["engines"]
+    sums, models = answer["worth"], {each["engine"]: each["model"] for each in engines}
+    yield "is it worth it", savings.is_it_worth_it(sums)
+    yield "cards", savings.cards(sums)
     yield "sentences", [
-        efficiency.without_savings(savings), efficiency.memory(savings, engines), efficiency.source_of_savings(sums),
-        efficiency.limits(sums), efficiency.waits(sums), efficiency.reconciled(sums), efficiency.accounted(sums),
+        savings.without_savings(answer), savings.memory_held(answer, engines), savings.source_of_savings(sums),
+        savings.limits(sums), savings.waits(sums),
         causes.reasons(sums), causes.unknown(sums), causes.largest(sums),
     ]  # fmt: skip
-    yield "sources", chart(trends.sources_over_time(savings, dark=False))
-    yield "causes", chart(trends.causes_over_time(savings, dark=False))
-    for name, each in causes.groups(savings, models).items():
-        yield f"causes by {name}", (causes.group_rows(each), chart(trends.causes_by(each, dark=False)))
-    yield "copies", efficiency.copy_rows(sums)
-    yield "counters", efficiency.counter_rows(sums)
-    yield "places", efficiency.place_rows(savings, models)
-    if (curve := memory.most_to_gain(savings)) is not None:
-        limit, given = memory.limit_of(curve, engines), memory.given_of(curve, savings)
+    yield "sources", chart(charts.sources_over_time(answer, dark=False))
+    yield "causes", chart(charts.causes_over_time(answer, dark=False))
+    for name, each in causes.groups(answer, models).items():
+        yield f"causes by {name}", (causes.group_rows(each), chart(charts.causes_by(each, dark=False)))
+    yield "copies", savings.copy_rows(sums)
+    yield "places", savings.place_rows(answer, models)
+    if (curve := memory.most_to_gain(answer)) is not None:
+        limit, given = memory.limit_of(curve, engines), memory.given_of(curve, answer)
         yield (
             "memory",
-            (memory.place(curve, savings), memory.rows(curve), memory.better(curve, limit=limit, given=given)),
+            (memory.place(curve, answer), memory.rows(curve), memory.better(curve, limit=limit, given=given)),
         )
         yield "memory in words", memory.sentences(
-            curve, limit=limit, rate=sums.get("prefill_tokens_per_s"), hours=1, given=given, causes=sums.get("causes"),
+            curve, limit=limit, given=given, causes=sums.get("causes"),
             is_gone=memory.is_gone(curve, engines),
         )  # fmt: skip
         if curve["points"]:
-            yield "memory drawn", chart(trends.what_memory_buys(curve, limit=limit, given=given, dark=False))
+            yield "memory drawn", chart(charts.what_memory_buys(curve, limit=limit, given=given, dark=False))
 
 
 def _waste(tracer: Tracer) -> Pages:
-    answer = tracer.waste(**WHOLE.query)
+    answer = tracer.get("waste", **WHOLE.query)
     yield "sentence", waste.sentence(answer)
     yield "prefixes", waste.prefix_rows(answer)
     yield "requests", waste.request_rows(answer)
-    for kind in waste.KINDS:
-        yield kind, (waste.rows(answer, kind), waste.narrowed(answer, kind, {}))
+    yield "tenants", waste.tenant_rows(answer)
+    for kind in waste.CHOSEN:
+        yield kind, waste.narrowed(answer, kind, {})
 
 
 def _latency(tracer: Tracer) -> Pages:
-    answer, measures = tracer.latency(of="duration", **HOUR.query), tracer.latency_measures(**HOUR.query)
+    answer, measures = tracer.get("latency", of="duration", **HOUR.query), tracer.get("latency/measures", **HOUR.query)
     yield "summary", latency.summary(answer)
-    yield "heat map", chart(latency.heat_map(answer, None, dark=False))
+    yield "heat map", chart(latency.heat_map(answer, dark=False))
     yield "measures", (latency.measure_rows(measures), latency.tokens(measures), latency.usual(measures))
     yield "scale", latency.scale(answer, dark=False)
 
 
 def _requests(tracer: Tracer) -> Pages:
-    yield "all", requests.request_rows(tracer.requests(limit=200), now_ns=NOW_NS)
-    yield "choices", requests.choices(tracer.fleet()["engines"])
+    yield "all", requests.request_rows(tracer.get("requests", limit=200), now_ns=NOW_NS)
+    yield "choices", requests.choices(tracer.get("fleet")["engines"])
     for by in OF_REQUESTS:
-        answer = tracer.latency_groups(by=by.value, of="duration", **WHOLE.query)
-        yield f"by {by.value}", (groups.rows(answer), groups.note(answer), groups.filters(answer, {}))
+        answer = tracer.get("latency/groups", by=by.value, of="duration", **WHOLE.query)
+        yield (
+            f"by {by.value}",
+            (
+                requests.group_rows(answer),
+                requests.group_note(answer, "whole request"),
+                requests.group_filters(answer, {}),
+            ),
+        )
 
 
 def _changes(tracer: Tracer) -> Pages:
-    report = tracer.changes(at_ns=DEPLOY_NS, since_ns=NOW_NS - 2 * HOUR_NS, until_ns=NOW_NS)
+    report = tracer.get("changes", at_ns=DEPLOY_NS, since_ns=NOW_NS - 2 * HOUR_NS, until_ns=NOW_NS)
     names = report["engine_names"] | report["tenant_names"]
     found = changes.in_order([*report["changes"], *report["requests"]])
     yield "what moved", changes.sentences(found, names)
     yield "rests on", (changes.rests_on(report, now_ns=NOW_NS), changes.unchanged(report))
     yield "likely", [each["text"] for each in report["likely"]]
     for each in found:
-        yield f"who explains {each['measure']}", (changes.title(each), changes.unit(each), changes.rows(each, names))
+        yield f"who explains {each['measure']}", (changes.title(each), changes.rows(each, names))
 
 
 def _request(tracer: Tracer, name: str, engine: str) -> Pages:
     timeline, parts = _asked(tracer, name, engine)
-    account = timeline["request"]
-    yield "facts", request.facts(account)
-    yield "steps", request.step_rows(timeline)
-    yield "tokens", [(tokens.sum_line(each), tokens.parts(each)) for each in tokens.admissions(timeline)]
-    yield "missing", request.missing_events(timeline)
-    yield "unknown", unknown.of_request(account)
+    request = timeline["request"]
+    yield "facts", account.facts(request)
+    yield "steps", account.step_rows(timeline)
+    yield "tokens", [account.sum_line(each) for each in account.admissions(timeline)]
+    yield "missing", account.missing_events(timeline)
+    yield "unknown", account.why_unknown(request)
     yield "phases", (phases.sentence(parts), phases.time_texts(parts))
-    for entry in account.get("causes") or ():
-        yield f"causes of run {entry['epoch']}", (
-            causes.names(entry, dark=False), digest(causes.waterfall(entry, timeline, dark=False)),
-        )  # fmt: skip
-    if (allocation := blocks.latest_allocation(timeline)) is not None:
-        yield "blocks", (blocks.summary(allocation), blocks.rows(allocation, timeline.get("groups") or ()))
-    style = request_charts.Style(frame=request_charts.frame(timeline, parts=parts))
-    yield "timeline", chart(request_charts.timeline_chart(timeline, style, parts))
-    yield "account", chart(request_charts.account_chart(timeline, style))
+    for entry in request.get("causes") or ():
+        yield f"causes of run {entry['epoch']}", digest(waterfall.waterfall(entry, timeline, dark=False))
+    if (allocation := replay.latest_allocation(timeline)) is not None:
+        yield "blocks", (replay.block_summary(allocation), replay.block_rows(allocation, timeline.get("groups") or ()))
     last = len(timeline["steps"])
+    yield "timeline", chart(request_charts.over_time(timeline, parts, dark=False))
+    yield "steps drawn", chart(request_charts.by_step(timeline, at=last, dark=False))
+    yield "account", chart(request_charts.account_by_step(timeline, at=last, dark=False))
     yield "replay", (
         replay.title(timeline, step=last), replay.facts(timeline, step=last, now_ns=NOW_NS),
         replay.changes(timeline, step=last),
     )  # fmt: skip
-    if (asked := engine_end.asked(account, now_ns=NOW_NS)) is not None:
-        end = engine_end.found(account, tracer.markers(**asked))
-        yield "end of its engine", None if end is None else engine_end.sentence(end, now_ns=NOW_NS)
+    if (asked := account.end_asked(request, now_ns=NOW_NS)) is not None:
+        end = account.end_found(request, tracer.get("markers", **asked))
+        yield "end of its engine", None if end is None else account.end_sentence(end, now_ns=NOW_NS)
 
 
 def _asked(tracer: Tracer, name: str, engine: str) -> tuple[Row, list[phases.Stretch]]:
     timeline = tracer.request(name, engine=engine)
     assert timeline is not None, name
-    account = timeline["request"]
-    return timeline, phases.stretches(tracer.lanes(**phases.question(account, now_ns=NOW_NS)), account)
+    request = timeline["request"]
+    return timeline, phases.stretches(tracer.get("lanes", **phases.question(request, now_ns=NOW_NS)), request)
 
 
 def _pair(tracer: Tracer) -> Pages:
     timeline, parts = _asked(tracer, "prefill-0123abcd", "prefill")
-    for link, _ in request.handoffs(timeline):
+    for link, _ in account.handoffs(timeline):
         yield "link", link
     (link,) = timeline["handoffs"]
     other, others = _asked(tracer, "prefill-0123abcd", "decode")
@@ -258,8 +255,7 @@ def _pair(tracer: Tracer) -> Pages:
     yield "stages", stages
     yield "computed", pair.computed_rows(both)
     yield "sentences", (
-        pair.kept_text(link), pair.alignment(link), pair.first_token_text(stages, link), pair.twice_text(both),
-        pair.again_text(both),
+        pair.kept_text(link), pair.alignment(link), pair.first_token_text(stages, link), pair.again_text(both),
     )  # fmt: skip
     yield "drawn", chart(pair.pair_chart(both, stages, dark=False))
 
@@ -270,7 +266,6 @@ def _compare(tracer: Tracer) -> Pages:
         for name, engine in (("opt-stale-1-0123abcd", "opt-stale"), ("opt-stale-0-0123abcd", "opt-stale"))
     )
     yield "differences", compare.differences(a, b)
-    yield "steps", compare.step_rows(a.timeline, b.timeline)
-    yield "slower", (slower.summary(a, b), slower.rows(a, b))
-    offers = tracer.requests(near=a.request["request"], near_engine=a.request["engine"], limit=5)
+    yield "slower", (compare.slower_summary(a, b), compare.slower_rows(a, b))
+    offers = tracer.get("requests", near=a.request["request"], near_engine=a.request["engine"], limit=5)
     yield "offers", compare.offer_rows(offers, a.request)

@@ -10,7 +10,7 @@ from msgspec import structs
 from pair_stories import EXPIRED, GIVES
 from pair_stories import TAKES as DECODE
 
-from kvtrail.dashboard.content.request import handoffs
+from kvtrail.dashboard.content.request.account import handoffs
 from kvtrail.tracer.detect.retained_blocks import KeptFor, kept_handoffs
 from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, RequestEnd
 from kvtrail.tracer.events.semconv import Kind

@@ -96,11 +96,11 @@ def test_exporters_and_the_dashboard_show_it(with_tokens: Tracer, tmp_path: Path
     assert a_span(HttpExporter(endpoint=f"{with_tokens.url}/v1/traces", headers=headers)) is SpanExportResult.SUCCESS
     token = tmp_path / "token"
     token.write_text("second-token\n")
-    assert Client(with_tokens.url, token_file=token).health()["status"] == "ok"
+    assert Client(with_tokens.url, token_file=token).get("health")["status"] == "ok"
     with pytest.raises(TracerAway, match="requires a token"):
-        Client(with_tokens.url).health()
+        Client(with_tokens.url).get("health")
     with pytest.raises(TracerAway, match="cannot be read"):
-        Client(with_tokens.url, token_file=tmp_path / "none").health()
+        Client(with_tokens.url, token_file=tmp_path / "none").get("health")
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +155,10 @@ def test_the_dashboard_says_that_its_token_may_not_read(with_roles: Tracer, tmp_
         token.write_text(f"{name}-token")
         client = Client(with_roles.url, token_file=token)
         if name == "read":
-            assert client.health()["status"] == "ok"
+            assert client.get("health")["status"] == "ok"
         else:
             with pytest.raises(TracerAway, match="may not read"):
-                client.health()
+                client.get("health")
 
 
 def test_a_role_without_a_file_is_closed(tmp_path: Path) -> None:
@@ -255,9 +255,9 @@ def test_tls(authority: trustme.CA, tmp_path: Path) -> None:
     try:
         url = f"https://127.0.0.1:{tracer.http_port}"
         assert url in tracer.log.read_text()
-        assert Client(url, ca=ca).health()["status"] == "ok"
+        assert Client(url, ca=ca).get("health")["status"] == "ok"
         with pytest.raises(TracerAway):
-            Client(url).health()
+            Client(url).get("health")
         assert a_span(HttpExporter(endpoint=f"{url}/v1/traces", certificate_file=str(ca))) is SpanExportResult.SUCCESS
         trusted = grpc.ssl_channel_credentials(ca.read_bytes())
         grpc_url = f"https://127.0.0.1:{tracer.grpc_port}"

@@ -60,7 +60,7 @@ def test_a_damaged_row_costs_no_other_row_and_no_start(tmp_path: Path, damage: s
     for sort in Sort:
         rows = client.get("/api/requests", params={"sort": sort}).raise_for_status().json()
         assert {row["request"] for row in rows} >= {"r-0-0123abcd", "r-2-0123abcd"}
-    for route in ("overview", "fleet", "findings", "status", "efficiency", "health", "requests?near=r-0-0123abcd"):
+    for route in ("totals", "fleet", "findings", "status", "efficiency", "health", "requests?near=r-0-0123abcd"):
         client.get(f"/api/{route}").raise_for_status()
     assert client.get("/api/lanes", params=ever).raise_for_status().json()["known"] >= 2
     counted: dict[str, str | int] = {"where": "evicted = 0", "since_ns": ever["from_ns"], "until_ns": ever["to_ns"]}

@@ -9,7 +9,8 @@ import pytest
 from history import goodbyes
 from served_pairs import DECODE, PREFILL, REQUEST, Served, nixl, skewed
 
-from kvtrail.dashboard.content import fleet, pair
+from kvtrail.dashboard.content import engines
+from kvtrail.dashboard.content.request import pair
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def test_the_fleet_shows_who_hands_over_to_whom_and_the_outcomes(served: Served)
     answer = served.get("/api/fleet")
     (both,) = answer["pairs"]
     assert both["mean_wait_ns"] == pytest.approx(2e9, rel=0.1)
-    assert fleet.pair_rows(answer["pairs"]) == [
+    assert engines.pair_rows(answer["pairs"]) == [
         {
             "Prefills": both["giver_name"],
             "Decodes": both["taker_name"],
@@ -59,7 +60,7 @@ def test_a_lease_that_expired_unclaimed_belongs_to_no_engine(served: Served) -> 
     assert [(each["giver"], each["taker"], each["outcomes"]) for each in answer["pairs"]] == [
         ("engine", None, {"expired": 1})
     ]
-    (row,) = fleet.pair_rows(answer["pairs"])
+    (row,) = engines.pair_rows(answer["pairs"])
     assert (row["Decodes"], row["Leases expired"]) == ("nobody", 1)
 
 
@@ -78,17 +79,9 @@ def test_the_fleet_shows_what_an_engine_keeps_for_whom(
     served.hear(nixl(PREFILL + decode))
     answer = served.get("/api/fleet")
     (kept,) = answer["kept"]
-    (row,) = fleet.kept_rows(answer["kept"])
+    (row,) = engines.kept_rows(answer["kept"])
     assert (kept["engine"], kept["taker"], kept["tokens"]) == ("engine", kept_for, 600)
     assert (row["Which is"], row["Blocks"], row["Of its pool"]) == (words, 19, 0.38)
-    assert not fleet.unfetched(answer["pairs"], answer["kept"]), "it may only be on its way"
-    served.hear(nixl(f"{PREFILL}{decode}\nwait 6"))
-    later = served.get("/api/fleet")
-    assert later["kept"][0]["oldest_ns"] > 5 * 10**9
-    is_known = words == "nobody: its request has ended"
-    assert bool(fleet.unfetched(later["pairs"], later["kept"])) is is_known, "more than a quarter of the pool"
-    known = [*later["pairs"], {"taker": "another"}]
-    assert bool(fleet.unfetched(known, later["kept"])) is words.startswith("nobody"), "an engine that takes is heard"
 
 
 @pytest.mark.parametrize("skew_s", [0, -7200, 0.004, 3600])

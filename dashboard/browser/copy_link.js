@@ -1,6 +1,6 @@
 // A button that copies the page's address. A relative range is copied as it is at that moment, so that the link shows the same.
 
-import { copyLink } from "../copying.js";
+import { copyLink } from "./copying.js";
 
 export default function ({ parentElement, data }) {
   const button = parentElement.querySelector("button");

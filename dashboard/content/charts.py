@@ -1,20 +1,22 @@
-"""Charts of a time range: findings and sources of tokens over time, what more memory would buy.
+"""Charts of a time range: findings and tokens over time with markers, and what more memory would buy.
 
 The same data gives the same chart: every dataset is named here, since Altair numbers its own names. Times are UTC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import altair as alt
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import causes, efficiency, findings, memory, palette, text
-from kvtrail.dashboard.content.palette import GREY, SEVERITY, SOURCE, TIERS
+from kvtrail.dashboard.content import causes, findings, memory, savings, text
+from kvtrail.dashboard.palette import GREY, MARKER, SEVERITY, SOURCE, TIERS
 from kvtrail.tracer.model.cause_words import name
+from kvtrail.tracer.model.words import count
 
 Chart = alt.Chart
 AnyChart = TypeVar("AnyChart", alt.Chart, alt.LayerChart | alt.FacetChart)
@@ -26,6 +28,12 @@ _GROUP_LABELS = 130
 _TWO_DAYS_MS = 2 * 24 * 3600 * 1000
 _ABOVE = 24
 """The room for words above a plot."""
+SHAPES = {"death": "cross", "contact lost": "cross", "drop": "square", "reset": "circle"}
+"""Marks at the tops of the lines, so that kinds differ not by colour alone; all others are triangles."""
+LONGEST = 90
+"""Characters of a text under the pointer; Vega shows no lines."""
+_OF_BASE = ("mark", "encoding", "params", "transform", "name")
+"""What a chart has for itself; the rest, such as its size and padding, is the whole picture's."""
 
 
 def findings_over_time(trend: Row, *, dark: bool) -> Chart:
@@ -40,13 +48,13 @@ def findings_over_time(trend: Row, *, dark: bool) -> Chart:
             title=None,
             axis=alt.Axis(minExtent=36, format=",d", tickMinStep=1, tickCount=3, labelPadding=6),
         ),
-        [*_tooltip("time", "severity"), alt.Tooltip("findings:Q")],
+        [*tooltip("time", "severity"), alt.Tooltip("findings:Q")],
     )
 
 
 def sources_over_time(answer: Row, *, dark: bool) -> Chart:
     """The tokens of admitted requests by source."""
-    return _tokens_over_time(answer, efficiency.time_rows(answer), "source", source_colours(answer, dark=dark))
+    return _tokens_over_time(answer, savings.time_rows(answer), "source", source_colours(answer, dark=dark))
 
 
 def causes_over_time(answer: Row, *, dark: bool) -> Chart:
@@ -61,7 +69,22 @@ def causes_by(sums_of: Mapping[str, Mapping[str, int]], *, dark: bool) -> Chart:
     rows = causes.group_rows(sums_of)
     present = {row["cause"] for row in rows}
     shown = {name(cause): causes.colour(cause, dark=dark) for cause in palette.CAUSE if name(cause) in present}
-    return _shares(rows, "group", list(sums_of), _color("cause:N", shown), "cause")
+    groups = list(sums_of)
+    drawn: Chart = (
+        alt.Chart(data(rows, "by group"))
+        .mark_bar(height=18)
+        .encode(
+            x=alt.X(
+                "tokens:Q", stack="normalize", title=None, axis=alt.Axis(format=".0%", tickCount=5, labelPadding=4)
+            ),
+            y=alt.Y("group:N", sort=groups, title=None, axis=_labels(_GROUP_LABELS, labelLimit=_GROUP_LABELS)),
+            color=_color("cause:N", shown),
+            order="order:Q",
+            tooltip=[*tooltip("group", "cause"), alt.Tooltip("share:N", title="tokens")],
+        )
+        .properties(height=30 * max(1, len(groups)) + 34)
+    )
+    return framed(drawn)
 
 
 def what_memory_buys(
@@ -69,24 +92,27 @@ def what_memory_buys(
 ) -> alt.LayerChart | alt.FacetChart:
     """The share that stores of other sizes would have given, today's size, and the share it has `given`."""
     held = memory.today(curve, limit)
-    (unit, chunk), rows = memory.unit(curve), memory.rows(curve, held=held)
+    (unit, chunk), rows = memory.unit(curve), memory.rows(curve)
     stores = alt.Axis(tickCount=6, grid=False, format="~g", labelOverlap=True)
     shares = alt.Axis(format=".0%", tickCount=4, minExtent=36)
-    x = alt.X("store:Q", title=f"store ({unit})", scale=alt.Scale(type="log", nice=False), axis=stores)
+    sizes = sorted([*(row["store"] for row in rows), *([held * chunk] if held else [])])
+    # The ends are given: Streamlit draws a chart without its rows first, and a logarithm has no zero.
+    scale = alt.Scale(type="log", nice=False, domain=[sizes[0], max(sizes[-1], sizes[0] * 1.01)])
+    x = alt.X("store:Q", title=f"store ({unit})", scale=scale, axis=stores)
     y = alt.Y("share:Q", title=None, scale=alt.Scale(domainMin=0), axis=shares)
-    base = alt.Chart(_data(rows, "capacities")).encode(x=x)
+    base = alt.Chart(data(rows, "capacities")).encode(x=x)
     colour = palette.GREEN.on(dark=dark)
-    tooltip = [alt.Tooltip("held:N", title="store"), alt.Tooltip("given:N", title="given")]
+    shown = [alt.Tooltip("held:N", title="store"), alt.Tooltip("given:N", title="given")]
     layers = [
         base.mark_area(opacity=0.2, color=colour, interpolate="step-after").encode(y="low:Q", y2="high:Q"),
         base.mark_line(color=colour, interpolate="step-after", strokeWidth=2.5).encode(y=y),
-        base.mark_point(color=colour, filled=True, size=20).encode(y=y, tooltip=tooltip),
+        base.mark_point(color=colour, filled=True, size=20).encode(y=y, tooltip=shown),
     ]
     if held is not None:
         grey = GREY.on(dark=dark)
         row = {"store": held * chunk, "name": "you are here", "share": given, "given": text.percent(given)}
-        here = alt.Chart(_data([row], "today")).encode(x="store:Q")
-        layers.append(here.mark_rule(strokeDash=[4, 4], color=grey).encode(tooltip=_tooltip("name")))
+        here = alt.Chart(data([row], "today")).encode(x="store:Q")
+        layers.append(here.mark_rule(strokeDash=[4, 4], color=grey).encode(tooltip=tooltip("name")))
         words = here.mark_text(align="left", dx=4, dy=-6, color=grey, baseline="bottom")
         layers.append(words.encode(text="name:N", y=alt.value(0)))
         if given is not None:
@@ -104,7 +130,7 @@ def severity_colours(trend: Row, *, dark: bool) -> dict[str, str]:
 
 def source_colours(answer: Row, *, dark: bool) -> dict[str, str]:
     """The colours of the answer's sources; tiers take theirs in turn."""
-    names = list(efficiency.sources(answer["worth"]))
+    names = list(savings.sources(answer["worth"]))
     own = {SOURCE[name].colour for name in names if name in SOURCE}
     tiers = (colour for colour in TIERS if colour not in own)
     return {name: (SOURCE[name].colour if name in SOURCE else next(tiers, GREY)).on(dark=dark) for name in names}
@@ -128,18 +154,14 @@ def _date(at_ms: int) -> alt.DateTime:
     )  # fmt: skip
 
 
-def words(*, dark: bool) -> dict[str, dict[str, str]]:
-    """The part of a chart's config by which its words can be read: Streamlit's own have a contrast of 3.72."""
-    colour = GREY.on(dark=dark)
-    return {part: {"labelColor": colour, "titleColor": colour} for part in ("axis", "legend", "header")}
-
-
 def readable(spec: dict[str, Any], *, dark: bool) -> dict[str, Any]:
-    """A chart's spec with words that can be read, unless it has colours of its own for them."""
+    """A chart's spec with words that can be read: Streamlit's own have a contrast of 3.72."""
+    colour = GREY.on(dark=dark)
     config = spec.get("config", {})
+    words = {"labelColor": colour, "titleColor": colour}
     return {
         **spec,
-        "config": {**config, **{part: {**own, **config.get(part, {})} for part, own in words(dark=dark).items()}},
+        "config": {**config, **{part: config.get(part, {}) | words for part in ("axis", "legend", "header")}},
     }
 
 
@@ -162,20 +184,6 @@ def spec_and_rows(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
     return whole, whole.pop("data")["values"]
 
 
-def _shares(rows: Sequence[Row], group: str, groups: Sequence[str], colour: alt.Color, part: str) -> Chart:
-    """A bar for each group, divided by the shares of its parts."""
-    bars = alt.Chart(_data(rows, f"by {group}")).mark_bar(height=18)
-    axis = _labels(_GROUP_LABELS, labelLimit=_GROUP_LABELS)
-    drawn: Chart = bars.encode(
-        x=alt.X("tokens:Q", stack="normalize", title=None, axis=alt.Axis(format=".0%", tickCount=5, labelPadding=4)),
-        y=alt.Y(f"{group}:N", sort=list(groups), title=None, axis=axis),
-        color=colour,
-        order="order:Q",
-        tooltip=[*_tooltip(group, part), alt.Tooltip("share:N", title="tokens")],
-    ).properties(height=30 * max(1, len(groups)) + 34)
-    return framed(drawn)
-
-
 def _tokens_over_time(answer: Row, rows: Sequence[Row], field: str, colours: Mapping[str, str]) -> Chart:
     """Tokens over the range of an answer, stacked by a field of the rows."""
     return _over_time(
@@ -188,7 +196,7 @@ def _tokens_over_time(answer: Row, rows: Sequence[Row], field: str, colours: Map
             title=None,
             axis=alt.Axis(minExtent=36, format=".3~s", tickCount=3, labelPadding=6),
         ),
-        [*_tooltip("time", field), alt.Tooltip("share:N", title="tokens")],
+        [*tooltip("time", field), alt.Tooltip("share:N", title="tokens")],
     )
 
 
@@ -201,7 +209,7 @@ def _over_time(
 ) -> Chart:
     """Stacked bars over a range of whole steps. `extent` has the range's ends and the length of a step, in nanoseconds."""
     x = time_axis(*extent)
-    bars = alt.Chart(_data(rows, "over time")).mark_bar(orient="vertical", clip=True, cursor="crosshair")
+    bars = alt.Chart(data(rows, "over time")).mark_bar(orient="vertical", clip=True, cursor="crosshair")
     brush = alt.selection_interval(name=BRUSH, encodings=["x"])
     drawn: Chart = bars.encode(x=x, x2="to:T", y=y, color=color, order="order:Q", tooltip=tooltip)
     return framed(drawn.add_params(brush).properties(height=HEIGHT))
@@ -218,9 +226,67 @@ def _color(field: str, colours: Mapping[str, str]) -> alt.Color:
     return alt.Color(field, title=None, sort=[*colours], scale=scale, legend=None)
 
 
-def _tooltip(*fields: str) -> list[alt.Tooltip]:
+def tooltip(*fields: str) -> list[alt.Tooltip]:
+    """A tooltip with these fields of a row."""
     return [alt.Tooltip(f"{field}:N") for field in fields]
 
 
-def _data(rows: Sequence[Row], name: str) -> Any:
+def data(rows: Sequence[Row], name: str) -> Any:
+    """Rows as a named dataset."""
     return alt.InlineData(values=list(rows), name=name)
+
+
+def with_markers(spec: Mapping[str, Any], markers: Sequence[Row], *, dark: bool) -> dict[str, Any]:
+    """The spec of a chart over time with the markers of its range over it, as further layers. Selections along the axis work
+    as before."""
+    if not markers:
+        return dict(spec)
+    base = {name: spec[name] for name in _OF_BASE if name in spec}
+    # The base has the domain: Vega warns of the same one twice.
+    x = {"field": "at", "type": "temporal", "title": None, "scale": {"type": "utc"}}
+    colour, shape = ({"field": field, "type": "nominal", "scale": None} for field in ("colour", "shape"))
+    said = [{"field": field, "type": "nominal"} for field in ("time", "what", "text")]
+    shared = {"x": x, "color": colour, "tooltip": said}
+    rows = {"values": marker_rows(markers, dark=dark), "name": "markers"}
+    lines = {"type": "rule", "strokeWidth": 1.5, "strokeDash": [4, 3], "clip": True}
+    # A line is hard to hit with the pointer; its mark at the top is not.
+    points = {"type": "point", "filled": True, "size": 90, "opacity": 1, "clip": False}
+    layers = [
+        base,
+        {"data": rows, "mark": lines, "encoding": shared},
+        {"data": rows, "mark": points, "encoding": {**shared, "shape": shape, "y": {"value": 7}}},
+    ]
+    return {**{name: value for name, value in spec.items() if name not in _OF_BASE}, "layer": layers}
+
+
+def marker_rows(markers: Iterable[Row], *, dark: bool) -> list[Row]:
+    """The markers as data of a chart."""
+    return [
+        {
+            "at": each["at_ns"] // 10**6,
+            "time": f"{text.clock(each['at_ns']).partition('.')[0]} UTC",
+            "what": marker_kind(each),
+            "text": marker_text(each, longest=LONGEST),
+            "colour": (MARKER[each["kind"]].colour if each["kind"] in MARKER else GREY).on(dark=dark),
+            "shape": SHAPES.get(each["kind"], "triangle-down"),
+        }
+        for each in markers
+    ]
+
+
+def marker_kind(marker: Row) -> str:
+    """The kind of a marker, with its number if it stands for several."""
+    return f"{count(marker['count'])} × {marker['kind']}" if marker["count"] > 1 else str(marker["kind"])  # noqa: RUF001
+
+
+def marker_text(marker: Row, *, longest: int | None = None) -> str:
+    """What happened, with the engine's name, as plain text."""
+    said = " ".join(filter(None, (marker["engine_name"], marker["text"])))
+    return said if longest is None or len(said) <= longest else f"{said[: longest - 1]}…"
+
+
+def marker_line(marker: Row, *, now_ns: int) -> str:
+    """A marker for a list."""
+    return (
+        f"{text.clock(marker['at_ns'], now_ns=now_ns).partition('.')[0]} {marker_kind(marker)}: {marker_text(marker)}"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,6 +55,11 @@ def stretches(lanes: Row, request: Row) -> list[Stretch]:
     ]
 
 
+def known(parts: Sequence[Stretch]) -> list[Stretch]:
+    """The phases without transfers, while something is known of the request."""
+    return [part for part in alone(parts) if part.phase not in OVER]
+
+
 def alone(parts: Sequence[Stretch]) -> list[Stretch]:
     """The phases without transfers: they do not overlap."""
     return [part for part in parts if part.phase not in BESIDE]
@@ -71,10 +75,11 @@ def times(parts: Sequence[Stretch]) -> dict[str, float]:
 
 def time_texts(parts: Sequence[Stretch]) -> dict[str, str]:
     """The time in each phase as text, with its share: 12 ms (3.1 %)."""
-    whole = sum(part.end - part.begin for part in alone(parts))
+    whole = sum(part.end - part.begin for part in known(parts))
     return {
         phase: duration(round(ms * 1e6)) + ("" if phase in BESIDE or not whole else f" ({percent(ms / whole)})")
         for phase, ms in times(parts).items()
+        if phase not in OVER
     }
 
 
@@ -89,17 +94,3 @@ def sentence(parts: Sequence[Stretch]) -> str:
         if whole and ms / whole >= LEAST
     ]
     return f"It took {duration(round(whole * 1e6))}: {', '.join(said)}." if said else ""
-
-
-def by_step(parts: Sequence[Stretch], moments: Sequence[float]) -> list[Stretch]:
-    """The stretches on an axis of steps, interpolated between steps; `moments` are the steps' times in milliseconds after the
-    arrival."""
-
-    def step(at: float) -> float:
-        after = bisect_right(moments, at)
-        if after == 0 or after == len(moments):
-            return float(max(1, after))
-        before = moments[after - 1]
-        return after + (at - before) / (moments[after] - before)
-
-    return [Stretch(part.phase, step(part.begin), step(part.end)) for part in parts]

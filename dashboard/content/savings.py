@@ -1,4 +1,4 @@
-"""What the offload saves: the sources of tokens; spared tokens, copies and waits.
+"""What the offload saves: the sources of tokens; spared tokens, copies, waits, and the memory that it holds.
 
 A `Row` named `sums` holds the API's sums over a time range, engines and connectors: `worth` in `/api/efficiency`, defined in
 tracer/savings/sums.py.
@@ -7,7 +7,7 @@ tracer/savings/sums.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
@@ -127,63 +127,47 @@ def without_savings(savings: Row) -> str:
     return f"{count(len(without))} of {some(len(wanted), 'engine')} saved nothing: {named}."
 
 
-def memory(savings: Row, engines: Iterable[Row]) -> str:
-    """The host memory that the connectors in the sums hold (by their probes) and may hold (by their settings). An engine
-    that reports no more has neither: that says nothing of its probe."""
+def memory_held(savings: Row, engines: Iterable[Row]) -> str:
+    """The host memory that the connectors in the sums hold, by their probes, of what their settings allow."""
     summed = {place["engine"] for place in savings["by_place"]}
     reporting = [engine for engine in engines if engine["engine"] in summed and engine["recorders"]]
-    gone = len(summed) - len(reporting)
-    sentences = [_held(reporting)] if reporting or not gone else []
-    if gone:
-        ended = some(gone, "other engine" if reporting else "engine")
-        sentences.append(
-            f"How much host memory was held in {ended} that ended or stopped reporting is not known any more."
-        )
-    return " ".join(sentences)
-
-
-def _held(engines: Sequence[Row]) -> str:
-    """The host memory that is held in engines that report."""
-    held = [(_most(engine, "held_bytes"), _most(engine, "memory_limit")) for engine in engines]
-    each = " on each worker" if any(len(engine["recorders"]) > 1 for engine in engines) else ""
+    held = [(_most(engine, "held_bytes"), _most(engine, "memory_limit")) for engine in reporting]
     known = [(bytes_, limit) for bytes_, limit in held if bytes_ is not None]
-    limits = [limit for _, limit in held if limit is not None]
-    if not known and not limits:
-        return "How much host memory it holds, and may hold, is not known: no probe reads it, and no setting limits it."
     if not known:
-        where = f"of host memory{each} in {some(len(limits), 'engine')}"
-        return f"It may hold {size(sum(limits))} {where}; no probe reads how much it does hold."
-    bounds = [limit for _, limit in known if limit is not None]
-    is_bounded = len(bounds) == len(known)
-    amount = _of(sum(bytes_ for bytes_, _ in known), sum(bounds)) if is_bounded else size(sum(b for b, _ in known))
-    sentence = f"It holds {amount} of host memory{each} in {some(len(known), 'engine')}"
-    if not is_bounded:
-        sentence += "; its settings name no limit"
-    unseen = len(held) - len(known)
-    return f"{sentence}." + (f" No probe reads what it holds in {some(unseen, 'other engine')}." if unseen else "")
+        return "How much host memory it holds is not known: no probe of an engine that reports reads it."
+    limits = [limit for _, limit in known if limit is not None]
+    of = f" of {size(sum(limits))}" if len(limits) == len(known) else ""
+    each = " on each worker" if any(len(engine["recorders"]) > 1 for engine in reporting) else ""
+    amount = size(sum(bytes_ for bytes_, _ in known))
+    return f"It holds {amount}{of} of host memory{each} in {count(len(known))} of {some(len(summed), 'engine')}."
 
 
-def cards(sums: Row) -> list[tuple[str, str, str, str]]:
-    """The cards at the top of the page: name, value, note, and the glossary's term."""
+def cards(sums: Row) -> list[list[str]]:
+    """The cards at the top of the page, beside what the first line says: name, value, note, and the glossary's term. Those
+    that are zero are left out."""
     unused = sums["lookups_unused"]
     share = f"{text.percent(_share(unused, sums['lookups']))} of {text.short(sums['lookups'])} lookups"
-    loads_s, stores_s = costs_s(sums)
-    saved_s = sums["prefill_saved_s"]
-    net = text.seconds(saved_s - loads_s - stores_s) if saved_s is not None else NOTHING
-    return [
+    waited_s = sums["waited_s"] + sums["postponed_s"]
+    shown = [
         (
-            "Prefill saved",
-            text.percent(saved_share(sums)),
-            f"{text.short(sums['spared'])} tokens spared",
-            "prefill saved",
+            sums["asked"],
+            "Hit rate",
+            text.percent(sums["hit_share"]),
+            f"of {text.short(sums['asked'])} tokens",
+            "hit rate",
         ),
-        ("Net time", net, "not measured" if saved_s is None else f"{text.seconds(saved_s)} less copies", "net time"),
-        ("Hit rate", text.percent(sums["hit_share"]), f"of {text.short(sums['asked'])} tokens", "hit rate"),
-        ("vLLM's own", text.percent(sums["local_share"]), "its prefix cache", "vLLM's own hit rate"),
-        ("Held, yet computed", text.short(sums["recomputed"]), "tokens the store had", "held, yet computed"),
-        ("Unused lookups", count(unused), share, "unused lookups"),
-        ("Waited for KV", text.seconds(sums["waited_s"] + sums["postponed_s"]), waits(sums), "waited for KV"),
+        (sums["local"], "vLLM's own", text.percent(sums["local_share"]), "its prefix cache", "vLLM's own hit rate"),
+        (
+            sums["recomputed"],
+            "Held, yet computed",
+            text.short(sums["recomputed"]),
+            "tokens the store had",
+            "held, yet computed",
+        ),
+        (unused, "Unused lookups", count(unused), share, "unused lookups"),
+        (waited_s, "Waited for KV", text.seconds(waited_s), waits(sums), "waited for KV"),
     ]
+    return [card for number, *card in shown if number]
 
 
 def waits(sums: Row) -> str:
@@ -229,60 +213,12 @@ def limits(sums: Row) -> str:
     return " ".join(sentences)
 
 
-def reconciled(sums: Row) -> str:
-    """Whether vLLM's own statistics agree, in a sentence; empty if it gives none."""
-    if not sums["counted"]:
-        return ""
-    theirs, ours = (tuple(sums[f"{who}_{where}"] for where in ("local", "external")) for who in ("counted", "compared"))
-    of = f"vLLM's own statistics of {some(sums['counted'], 'request')}"
-    counts = f"{some(theirs[0], 'token')} from its cache and {count(theirs[1])} from the connector"
-    if theirs == ours:
-        return f"{of} count the same: {counts}."
-    apart = [f"{count(abs(a - b))} {'more' if a > b else 'fewer'} {where}" for a, b, where in zip(
-        theirs, ours, ("from its cache", "from the connector"), strict=True) if a != b]  # fmt: skip
-    why = (
-        "loads failed after vLLM had counted them"
-        if sums["failed"] and theirs[1] > ours[1]
-        else "the rules `statistics` and `over-report` explain single requests, and lost spans the rest"
-    )
-    return (
-        f"{of} count {counts}: {' and '.join(apart)} than the lookups and allocations say. {why[0].upper()}{why[1:]}."
-    )
-
-
-def counter_rows(sums: Row) -> list[Row]:
-    """vLLM's counters beside kvtrail's, of the same requests; a row each."""
-    rows = (("hits of its prefix cache", "local"), ("hits of the connector", "external"))
-    return [
-        {
-            "": name,
-            "vLLM counts": count(theirs := sums[f"counted_{where}"]),
-            "kvtrail counts": count(ours := sums[f"compared_{where}"]),
-            "Difference": f"{theirs - ours:+,}" if theirs != ours else "none",
-        }
-        for name, where in rows
-    ]
-
-
-def accounted(sums: Row) -> str:
-    """Whether all tokens of admitted requests have a cause, in a sentence; empty if no cause was recorded."""
-    having = sum(sums["causes"].values())
-    if not having:
-        return ""
-    if having == sums["asked"]:
-        return f"Each of the {some(having, 'token')} that were asked for is counted under one cause."
-    return (
-        f"Of {some(sums['asked'], 'token')} that were asked for, {count(having)} have a cause. The others'"
-        " loads have not ended, or they were admitted while the tracer was away."
-    )
-
-
 def copy_rows(sums: Row) -> list[Row]:
     """Loads and stores, a row each."""
     return [
         {
             "": name,
-            "Tokens": count(sums[f"{way}_tokens"]),
+            "Tokens": sums[f"{way}_tokens"],
             "Bytes": size(sums[f"{way}_bytes"]) if sums[f"{way}_bytes"] else NOTHING,
             "Bandwidth": text.bandwidth(sums[f"{way}_bytes_per_s"]),
             "Workers' time": text.seconds(sums[f"{way}_s"] or None),
@@ -304,10 +240,7 @@ def place_rows(efficiency: Row, models: dict[str, str]) -> list[Row]:
             "vLLM's own": _hundredths(sums["local_share"]),
             "Spared": sums["spared"],
             "Saved": sums["prefill_saved_s"],
-            "Held, yet computed": sums["recomputed"],
-            "Unused lookups": sums["lookups_unused"],
             "Waited": sums["waited_s"] + sums["postponed_s"],
-            "Preemptions": sums["preemptions"],
         }
         for place in places
         if (sums := place["worth"])["lookups"] or sums["load_tokens"] or sums["store_tokens"]
@@ -326,13 +259,6 @@ def _source_rows(sums: Row, names: list[str]) -> list[Row]:
 def _most(engine: Row, name: str) -> int | None:
     """The largest value among an engine's recorders: each reports one worker."""
     return max((each[name] for each in engine["recorders"] if each[name] is not None), default=None)
-
-
-def _of(part: int, whole: int) -> str:
-    """A part of some bytes: 12.3 of 64 GiB."""
-    part_text, whole_text = size(part), size(whole)
-    unit = whole_text.rpartition(" ")[2]
-    return f"{part_text.removesuffix(f' {unit}')} of {whole_text}"
 
 
 def _share(part: int, whole: int) -> float | None:

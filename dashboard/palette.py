@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +224,6 @@ BADGES = {
 def colours(group: Mapping[str, Meaning], *, dark: bool) -> dict[str, str]:
     """The colours of a group in one of the themes, for each name."""
     return {name: each.colour.on(dark=dark) for name, each in group.items()}
-
-
-def as_data() -> dict[str, Any]:
-    """All groups for scripts: theme, group, name, colour."""
-    return {
-        theme: {name: colours(group, dark=theme == "dark") for name, group in GROUPS.items()}
-        for theme in ("light", "dark")
-    }
 
 
 def streamlit_options() -> dict[str, str]:

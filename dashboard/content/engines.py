@@ -1,40 +1,21 @@
-"""Engines and their recorders: their states, lag and losses."""
+"""Engines, who hands over to whom, and the recorders that have lost something."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import palette, text
+from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.model.words import NOTHING, count, duration, ended, some
-
-MUCH_KEPT = 0.25
-"""The share of a pool that is much to keep for nobody; that of the alert KvtrailUnfetchedHandoffs."""
-A_WHILE_NS = 5 * 10**9
-"""What is kept for nobody for less may only be on its way."""
-LIVE_NS = 30 * 10**9
-"""A request with a later event is taken to go on, if no recorder says otherwise."""
 
 
 def has_lost(recorder: Row) -> bool:
     """Whether something that the recorder was to record is not known here."""
     return any(recorder[name] for name in ("dropped", "missing", "untold", "unknown", "probes_off"))
-
-
-def recorder_state(recorder: Row, *, now_ns: int) -> str:
-    """Live, closed, terminated, quiet, ended with an error, or without a heartbeat for some time."""
-    if recorder["ended_by"]:
-        return "ended with an error"
-    if recorder["status"] in ("closed", "terminated", "quiet"):
-        return str(recorder["status"])
-    since_s = max(0, now_ns - recorder["heard_ns"]) // 10**9
-    # Heartbeats come every 5 s: a shorter time means nothing, and the number would flicker.
-    if since_s <= 6 or not recorder["gives_signs"]:
-        return "live"
-    return f"no heartbeat for {since_s} s" if since_s < 60 else f"no heartbeat for {since_s // 60:,} min"
 
 
 def missing_spans(recorders: Iterable[Row]) -> str:
@@ -107,10 +88,9 @@ def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
             "Open at its end": engine["lost"] or None,
             "Model": engine["model"] or None,
             "vLLM": engine["version"] or None,
-            "kvtrail": engine["kvtrail"] or None,
             "Connectors": _connectors(engine) or None,
             "Host": engine["host"] or None,
-            "Last seen": text.clock(last_seen_ns(engine), now_ns=now_ns).partition(".")[0],
+            "Last seen": text.moment(last_seen_ns(engine)),
         }
         for engine in engines
     ]
@@ -134,31 +114,23 @@ def _connectors(engine: Row) -> str:
     return ", ".join(sorted({name for recorder in engine["recorders"] for name in recorder["connectors"]}))
 
 
-def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[Row]:
-    """The recorders: those with losses first, then the live ones, then by last event."""
-
-    def order(each: Row) -> tuple[bool, bool, int, str]:
-        return not has_lost(each), each["status"] != "running", -each["last_ns"], each["id"]
-
+def recorder_rows(recorders: Iterable[Row]) -> list[Row]:
+    """The recorders with losses, by their last event."""
     return [
         {
             "Recorder": recorder["id"],
             "Engine": recorder["engine_name"],
-            "Model": recorder["model"] or None,
-            "kvtrail": recorder["kvtrail"] or None,
-            "State": recorder_state(recorder, now_ns=now_ns),
-            "Lag": duration(recorder["lag_ns"]),
-            "Received": recorder["received"],
             "Dropped": recorder["dropped"],
             "Why dropped": ", ".join(f"{why} {count(n)}" for why, n in recorder.get("dropped_by", {}).items()) or None,
             "Gaps": recorder["missing"],
             "Not recorded": ", ".join(f"{kind} {count(n)}" for kind, n in recorder["untold"].items()) or None,
             "Not known here": ", ".join(f"{name} {count(n)}" for name, n in recorder["unknown"].items()) or None,
             "Probes off": ", ".join(recorder["probes_off"]) or None,
-            "Last seen": text.clock(recorder["last_ns"], now_ns=now_ns),
-            "Service": recorder["service"],
+            "Lag": duration(recorder["lag_ns"]),
+            "Last seen": text.moment(recorder["last_ns"]),
         }
-        for recorder in sorted(recorders, key=order)
+        for recorder in sorted(recorders, key=lambda each: (-each["last_ns"], each["id"]))
+        if has_lost(recorder)
     ]
 
 
@@ -205,25 +177,6 @@ def kept_rows(kept: Iterable[Row]) -> list[Row]:
         }
         for each in kept
     ]
-
-
-def unfetched(pairs: Iterable[Row], kept: Iterable[Row]) -> str:
-    """A sentence if an engine has kept much for nobody for a while, else an empty text. Where no engine that takes is heard,
-    nothing is known of who takes what."""
-    if not any(pair["taker"] for pair in pairs):
-        return ""
-    shares: Counter[str] = Counter()
-    for each in kept:
-        is_for_nobody = each["state"] in ("unclaimed", "abandoned") and each["oldest_ns"] >= A_WHILE_NS
-        if is_for_nobody and each["pool_blocks"]:
-            shares[each["engine_name"]] += each["blocks"] / each["pool_blocks"]
-    full = [f"{name} ({text.percent(share)} of its pool)" for name, share in shares.most_common() if share > MUCH_KEPT]
-    if not full:
-        return ""
-    return (
-        f"Blocks are kept for requests that nobody fetches, by {', '.join(full)}. They are given back when their leases run"
-        " out; until then, new prefills wait for them."
-    )
 
 
 def tracer_status(tracer: Row, *, url: str, now_ns: int) -> str:

@@ -1,20 +1,24 @@
-"""Why one of two requests was slower: by phase, the difference in time, and what the recorded events say of it."""
+"""Two requests side by side: which was slower and why, by phase; and what else differs, the most important first."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.compare import LATER, Side
-from kvtrail.dashboard.content.phases import BESIDE, times
+from kvtrail.dashboard.content.request import account
+from kvtrail.dashboard.content.request.phases import BESIDE, Stretch, times
+from kvtrail.dashboard.content.requests import status
 from kvtrail.dashboard.content.text import percent
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.model.cause_words import name
 from kvtrail.tracer.model.causes import REUSED, Cause
-from kvtrail.tracer.model.words import count, duration, size, some
+from kvtrail.tracer.model.words import NOTHING, count, duration, run, size, some
 
+LATER = "'ask me later'"
 LEAST_SHARE = 0.02
 """A phase that differs by a smaller share of the longer request has no row."""
 LEAST_MS = 0.5
@@ -24,6 +28,135 @@ FEW_CAUSES = 2
 """Causes of computed tokens that are named."""
 _ORDER = ("queued", "lookup", "waiting for remote KV", "prefill", "decode", "running", "preempted", "failed")
 """The phases in the order of a request's life."""
+_Numbered = tuple[int, Row]
+"""A step with its number on its request's page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two: its timeline, its phases, and how many tokens a second its engine prefills; None if not measured."""
+
+    timeline: Row
+    parts: Sequence[Stretch]
+    rate: float | None = None
+
+    @property
+    def request(self) -> Row:
+        """Its account."""
+        request: Row = self.timeline["request"]
+        return request
+
+    def steps(self, name: str) -> list[_Numbered]:
+        """Its steps of a kind, with their numbers."""
+        return [(n, step) for n, step in enumerate(self.timeline["steps"], 1) if step["name"] == name]
+
+
+@dataclass(frozen=True, slots=True)
+class Aspect:
+    """An aspect of one side: the value to compare, its text, and the step that shows it."""
+
+    compared: Any
+    text: str
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An aspect that differs: its name and both sides."""
+
+    name: str
+    a: Aspect
+    b: Aspect
+
+
+def differences(a: Side, b: Side) -> list[Difference]:
+    """What differs, the most important first: outcomes, findings, the connector's answers and the guard's refusals; lengths
+    come last. `phase_differences` has the differences in time."""
+    found = (Difference(aspect, of(a), of(b)) for aspect, of in _ASPECTS.items())
+    return [each for each in found if each.a.compared != each.b.compared]
+
+
+def offer_rows(offers: Iterable[Row], to: Row) -> list[Row]:
+    """Requests to compare with, as rows; times are relative to the request `to`."""
+    return [
+        {
+            "Request": offer["request"],
+            "When": _time_between(offer["started_ns"] - to["started_ns"]),
+            "Duration": _seconds(offer, "duration"),
+            "First token": _seconds(offer, "first_token"),
+            "Prompt": offer["prompt"],
+            "Status": [status(offer)],
+            "Findings": offer["findings"],
+            "Loaded": offer["loaded"],
+            "Recomputed": offer["recomputed"],
+            "Engine": offer["engine_name"],
+        }
+        for offer in offers
+    ]
+
+
+def _seconds(offer: Row, of: str) -> float | None:
+    ns = offer.get("times", {}).get(of)
+    return None if ns is None else ns / 1e9
+
+
+def _time_between(ns: int) -> str:
+    return "at the same time" if not ns else f"{duration(abs(ns))} {'later' if ns > 0 else 'earlier'}"
+
+
+def _outcome(side: Side) -> Aspect:
+    outcome, error = palette.label(status(side.request)), side.request["error"]
+    return Aspect(outcome, f"{outcome}: {error}" if error else outcome)
+
+
+def _rules(side: Side) -> Aspect:
+    rules = sorted({finding["rule"] for finding in side.timeline["findings"]})
+    return Aspect(rules, ", ".join(rules) or "none")
+
+
+def _answers(side: Side) -> Aspect:
+    """The connector's answers, by epoch: the last one before the request was allocated blocks."""
+    answers: dict[int, tuple[int, Row]] = {}
+    for number, step in side.steps(Kind.LOOKUP):
+        answers[step["epoch"]] = (number, step["numbers"])
+    texts = [
+        f"{_answer(numbers)} of {some(numbers['total'], 'token')}" + (f" {run(epoch)}" if epoch else "")
+        for epoch, (_, numbers) in answers.items()
+    ]
+    compared = [numbers.get("returned") for _, numbers in answers.values()]
+    return Aspect(compared, "; ".join(texts) or NOTHING, next((number for number, _ in answers.values()), None))
+
+
+def _answer(numbers: Row) -> str:
+    return LATER if numbers.get("returned") is None else count(numbers["returned"])
+
+
+def _refusals(side: Side) -> Aspect:
+    refused = [number for number, step in side.steps(Kind.LOOKUP) if step["numbers"].get("refused") is not None]
+    text = f"{some(len(refused), 'answer')} refused by the guard" if refused else "none"
+    return Aspect(len(refused), text, refused[0] if refused else None)
+
+
+def _sources(side: Side) -> Aspect:
+    first = next(iter(account.admissions(side.timeline)), None)
+    if first is None:
+        return Aspect(None, NOTHING)
+    return Aspect(first.parts[:2], account.sum_line(first), first.step)
+
+
+def _length(side: Side) -> Aspect:
+    return Aspect(side.request["prompt"], some(side.request["prompt"] or 0, "token"))
+
+
+_ASPECTS: dict[str, Callable[[Side], Aspect]] = {
+    "Outcome": _outcome,
+    "Findings": _rules,
+    "The connector's answers": _answers,
+    "Refused answers": _refusals,
+    "Where the prompt came from": _sources,
+    "Prompt's length": _length,
+}
+"""The compared aspects, the most important first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +187,7 @@ def phase_differences(a: Side, b: Side) -> list[PhaseDifference]:
     return sorted(found, key=lambda each: -abs(each.longer_ms))
 
 
-def summary(a: Side, b: Side) -> str:
+def slower_summary(a: Side, b: Side) -> str:
     """Which request was slower, by how much, and in which phase mostly, in a sentence; empty if neither is."""
     whole_a, whole_b = (sum(_spent(each).values()) for each in (a, b))
     found = phase_differences(a, b)
@@ -75,7 +208,7 @@ def summary(a: Side, b: Side) -> str:
     return f"**{slower} took {_ms(longer)} longer than {faster}**: {both}. {of} {most.phase}.{more}{other}"
 
 
-def rows(a: Side, b: Side) -> list[Row]:
+def slower_rows(a: Side, b: Side) -> list[Row]:
     """The phases in which the two differ, as rows: by how much they were longer in the request that was slower."""
     spent_a, spent_b = (sum(_spent(each).values()) for each in (a, b))
     slower, sign = ("A", 1) if spent_a >= spent_b else ("B", -1)

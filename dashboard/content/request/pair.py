@@ -3,23 +3,24 @@ and what each of them computed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import altair as alt
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import palette, phases, tokens
+from kvtrail.dashboard.content.charts import data
 from kvtrail.dashboard.content.legend import Entry
-from kvtrail.dashboard.content.palette import BLUE, GREEN, GREY, RED, STAGE
-from kvtrail.dashboard.content.request_charts import Chart
+from kvtrail.dashboard.content.request import account, phases
+from kvtrail.dashboard.content.request.charts import Chart
+from kvtrail.dashboard.palette import BLUE, GREEN, GREY, RED, STAGE
 from kvtrail.tracer.events.events import Side
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.model.cause_words import headline, runs, sentence
 from kvtrail.tracer.model.causes import PEER, REUSED, Cause
-from kvtrail.tracer.model.words import NOTHING, count, duration, percent, some
+from kvtrail.tracer.model.words import NOTHING, duration, percent, some
 
 PREFILLS, DECODES, KEEPS = "prefill", "decode", "kept"
 """The rows of the chart."""
@@ -144,24 +145,15 @@ def alignment(link: Row) -> str:
             "No message shows how far the clocks of the two engines are apart. They are drawn as if they agreed, so what one"
             " engine did before or after the other is not known."
         )
-    if least is not None and most is not None:
-        apart = f"between {_ahead(least)} and {_ahead(most)}"
-        left, right = duration(most - taken), duration(taken - least)
-        how = f"the row of the engine that decodes may lie up to {left} further left, and {right} further right"
-    elif most is not None:
-        apart, left = f"at most {_ahead(most)}", duration(most - taken)
-        how = f"the row of the engine that decodes may lie up to {left} further left, and any time further right"
-    else:
-        apart, right = f"at least {_ahead(least)}", duration(taken - least)
-        how = f"the row of the engine that decodes may lie up to {right} further right, and any time further left"
-    drawn = (
-        "They are drawn as if they agreed, which the messages allow"
-        if taken == 0
-        else f"It is drawn as {_ahead(taken)}"
-    )
+    known = (("at least", least), ("at most", most))
+    bounds = [f"{word} {_ahead(bound)}" for word, bound in known if bound is not None]
+    left = "any time" if most is None else f"up to {duration(most - taken)}"
+    right = "any time" if least is None else f"up to {duration(taken - least)}"
+    drawn = "as if they agreed" if taken == 0 else f"as {_ahead(taken)}"
     return (
         "The engines' clocks are never compared, but the messages between them bound how far they are apart: the clock of the"
-        f" engine that decodes is {apart}. {drawn}: {how}. Within a row, times are exact."
+        f" engine that decodes is {' and '.join(bounds)}. It is drawn {drawn}: its row may lie {left} further left, and"
+        f" {right} further right. Within a row, times are exact."
     )
 
 
@@ -223,7 +215,7 @@ def computed_rows(pair: Pair) -> list[Row]:
     """What each engine had, loaded and computed of the prompt at its first admission, and why it computed that."""
     rows = []
     for role, engine, timeline in zip((PREFILLS, DECODES), pair.names, (pair.given, pair.taken), strict=True):
-        first = next(iter(tokens.admissions(timeline)), None)
+        first = next(iter(account.admissions(timeline)), None)
         causes = next(iter(timeline["request"].get("causes") or ()), None)
         rows.append(
             {
@@ -236,21 +228,6 @@ def computed_rows(pair: Pair) -> list[Row]:
             }
         )
     return rows
-
-
-def twice_text(pair: Pair) -> str:
-    """How many tokens both engines computed, in a sentence; empty if it is not known."""
-    given, taken = (next(iter(tokens.admissions(each)), None) for each in (pair.given, pair.taken))
-    if given is None or taken is None:
-        return ""
-    # Both compute what is behind what they have; so what both compute is behind the larger of the two.
-    asked = min(given.asked, taken.asked)
-    both = max(0, asked - max(given.cached + given.loaded, taken.cached + taken.loaded))
-    if not both:
-        return "No token was computed by both engines."
-    if both == 1 and taken.computed == 1:
-        return "Both computed 1 token, the last: there are no logits without it."
-    return f"Both computed {some(both, 'token')} of the prompt; the hand-off has not spared {count(both - 1)} of them."
 
 
 def again_text(pair: Pair) -> str:
@@ -268,19 +245,7 @@ def again_text(pair: Pair) -> str:
     if not again:
         return ""
     each = "; ".join(f"{some(run['tokens'], 'token')} {sentence(run, at_ns=entry['at_ns'])}" for run in again)
-    failed = any(run["cause"] == Cause.FAILED_LOAD for run in again)
-    return f"Computed again: {each}.{_lease_text(pair.link) if failed else ''}"
-
-
-def _lease_text(link: Row) -> str:
-    """What the end of the lease has to do with a load that failed. The order is that of the engine that prefills: it gives
-    the blocks back, and afterwards hears of the reader."""
-    if not link["expired"]:
-        return ""
-    is_its_own = link["takers"] <= 1  # with several readers it is not known who sent the report
-    if is_its_own and link["read_ns"] is not None and link["read_ns"] > link["kept_to_ns"]:
-        return " The lease had run out before they were read."
-    return " The lease ran out, too; whether before or after the load failed, no message says."
+    return f"Computed again: {each}."
 
 
 def pair_chart(pair: Pair, parts: Sequence[Stage], *, dark: bool) -> Chart:
@@ -339,8 +304,8 @@ def _bar(row: str, part: phases.Stretch, colour: str, shift: float) -> Row:
 
 
 def _layers(
-    bars: Sequence[Mapping[str, Any]],
-    marks: Sequence[Mapping[str, Any]],
+    bars: Sequence[Row],
+    marks: Sequence[Row],
     rows: Sequence[str],
     *,
     extent: tuple[float, float],
@@ -359,9 +324,9 @@ def _layers(
     y = alt.Y("row:N", sort=list(rows), scale=alt.Scale(domain=list(rows)), title=None, axis=axis)
     color = alt.Color("colour:N", scale=None)
     tooltip = [alt.Tooltip("what:N"), alt.Tooltip("lasted:N")]
-    drawn = alt.Chart(alt.InlineData(values=list(bars), name="pair")).mark_bar(height=16, clip=True)
+    drawn = alt.Chart(data(bars, "pair")).mark_bar(height=16, clip=True)
     layers = [drawn.encode(x=x, x2="to:Q", y=y, color=color, tooltip=tooltip)]
-    ticks = alt.Chart(alt.InlineData(values=list(marks), name="pair marks")).mark_tick(thickness=3, size=24, opacity=1)
+    ticks = alt.Chart(data(marks, "pair marks")).mark_tick(thickness=3, size=24, opacity=1)
     layers.append(ticks.encode(x=alt.X("at:Q", scale=scale), y=y, color=color, tooltip=[alt.Tooltip("what:N")]))
     return alt.layer(*layers).properties(height=_ROW_HEIGHT * len(rows) + _AXIS_HEIGHT)
 
