@@ -165,7 +165,7 @@ def _report_addresses(options: Options) -> None:
 
 def _summarize(options: Options, wrong: int, served: int) -> None:
     """Say what the tracer has counted, and how many of the answers of two engines are wrong."""
-    totals = _asked(options, "overview")["totals"]
+    totals = _asked(options, "totals")
     rows = [("requests", totals["requests"], "of both engines" if options.pd else "")]
     if not options.pd:
         rows += [
