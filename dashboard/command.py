@@ -37,17 +37,17 @@ TRACE_ID = "{trace_id}"
     show_default=True,
     show_envvar=True,
     metavar="URL",
-    help="The tracer's HTTP address.",
+    help="The sidecar's HTTP address.",
 )
 @click.option(
     "--token-file",
     type=FILE,
-    help="File with the token for the tracer in its first line (`kvtrail serve --token-file`).",
+    help="File with the token for the sidecar in its first line (`kvtrail serve --token-file`).",
 )
 @click.option(
     "--tracer-ca",
     type=FILE,
-    help="PEM file of the CA of the tracer's certificate, if the system does not trust it.",
+    help="PEM file of the CA of the sidecar's certificate, if the system does not trust it.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8501, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
@@ -70,11 +70,11 @@ TRACE_ID = "{trace_id}"
     type=FILE,
     help="PEM file of the dashboard's certificate. Needs --tls-key.",
 )
-@click.option("--tls-key", type=FILE, help="PEM file of its key.")
+@click.option("--tls-key", type=FILE, help="PEM file of the certificate's key.")
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Listen beyond this machine without login: everybody who reaches it sees all pages.",
+    help="Listen beyond this machine without login: everybody who can reach it sees all pages.",
 )
 def dashboard(
     tracer: str,

@@ -61,7 +61,7 @@ def conformance(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Say of each requirement of vLLM's connector interface whether a connector passes it, fails it, or was not put to the
+    """Test a connector against each requirement of vLLM's connector interface: it passes, fails, or was not put to the
     test. Workloads run on vLLM's real scheduler, as in `kvtrail check`: no GPU, no model, no network.
 
     CONNECTOR is a name that vLLM knows (OffloadingConnector), or module:Class for one of your own.

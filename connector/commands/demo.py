@@ -23,9 +23,7 @@ PORT = click.IntRange(1, 65535)
 
 
 @click.command()
-@click.option(
-    "--once", is_flag=True, help="End after one round, with exit code 0 if all went as it should; for scripts."
-)
+@click.option("--once", is_flag=True, help="Stop after one round, with exit code 0 if all went as expected.")
 @click.option(
     "--pd",
     is_flag=True,
@@ -41,8 +39,8 @@ PORT = click.IntRange(1, 65535)
 @click.option(
     "--bug",
     type=click.Choice([*FAULTS, STALE_HANDOFF]),
-    help="Inject a known bug into the connector: `stale-lookup` kills the engine. With --pd `stale-handoff`: blocks are given"
-    " away before they are read.",
+    help="Inject a known bug into the connector: `stale-lookup` kills the engine. With --pd `stale-handoff`: blocks are freed"
+    " before they are read.",
 )
 @click.option(
     "--guard",
@@ -68,14 +66,14 @@ PORT = click.IntRange(1, 65535)
     type=PORT,
     default=4317,
     show_default=True,
-    help="The tracer's port for OTLP over gRPC.",
+    help="The sidecar's port for OTLP over gRPC.",
 )
 @click.option(
     "--http-port",
     type=PORT,
     default=4318,
     show_default=True,
-    help="The tracer's port for api and metrics.",
+    help="The sidecar's port for the API and /metrics.",
 )
 @click.option("--dashboard-port", type=PORT, default=8501, show_default=True, help="The dashboard's port.")
 @click.option(

@@ -61,7 +61,7 @@ def minimize(
     recorder: str | None,
     force: bool,
 ) -> None:
-    """Reduce a trace that drifts to the fewest requests and events that still show the finding, for a report; or, with
+    """Reduce a trace to the fewest requests and events that still show its finding, for a report; or, with
     --pytest, to a test of the connector.
 
     TRACE is what `kvtrail audit` reads; several are one history. Of several findings the worst is kept, and of those the

@@ -31,9 +31,7 @@ RECORDED = "recorded"
 @click.option(
     "--step", type=int, metavar="N", help="Show this step in full, with its request's account and its findings."
 )
-@click.option(
-    "--finding", type=int, metavar="N", help="Show in full the step that has the Nth finding of what is shown."
-)
+@click.option("--finding", type=int, metavar="N", help="Show in full the step with the Nth finding.")
 @click.option(
     "--json",
     "as_json",

@@ -26,7 +26,7 @@ GROUPS = {
     "Beside running engines": {
         "serve": (
             "kvtrail.tracer.commands.serve:serve",
-            "Run the tracer: receive spans, judge them, and serve the API and the metrics.",
+            "Run the sidecar: receive spans, judge them, serve the API and the metrics.",
         ),
         "dashboard": (
             "kvtrail.dashboard.command:dashboard",
@@ -34,35 +34,35 @@ GROUPS = {
         ),
         "store": (
             "kvtrail.tracer.commands.store:store",
-            "Verify a tracer's store, rebuild what is derived from its log, copy it, or restore a copy.",
+            "Verify a sidecar's store, rebuild it from its log, back it up, or restore a backup.",
         ),
         "config": (
             "kvtrail.tracer.commands.configuration:config",
-            "Show the options that a command would run with, and where they come from.",
+            "Show the options of a command, and where they come from.",
         ),
     },
     "With a recording": {
         "audit": (
             "kvtrail.tracer.commands.audit:audit",
-            "Judge trace files and logs, and explain every contradiction; sum up savings, or export.",
+            "Judge trace files and logs, and explain every finding; or sum up savings.",
         ),
         "replay": (
             "kvtrail.connector.commands.replay:replay",
-            "Print the steps of a recorded history, with the account at each; or drive its load again.",
+            "Print a recorded history step by step; or drive its load again.",
         ),
         "minimize": (
             "kvtrail.connector.commands.minimize:minimize",
-            "Reduce a trace with drift to the fewest requests and events that still show it, or to a pytest file.",
+            "Reduce a trace to the smallest one that still shows a finding, or to a pytest file.",
         ),
     },
     "With a connector": {
         "check": (
             "kvtrail.connector.commands.check:check",
-            "Stress a connector on vLLM's scheduler, with the rules as the judge.",
+            "Stress-test a connector on vLLM's scheduler.",
         ),
         "conformance": (
             "kvtrail.connector.commands.conformance:conformance",
-            "Say of each requirement of vLLM's connector interface whether a connector passes it.",
+            "Test a connector against vLLM's connector interface.",
         ),
     },
 }

@@ -74,7 +74,7 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
 @click.option(
     "--store",
     type=Store(),
-    help="Instead of files, judge what a store holds: that of a tracer, or `clickhouse://user:password@host:port/database`.",
+    help="Instead of files, judge a store: the SQLite file of a sidecar, or `clickhouse://user:password@host:port/database`.",
 )
 @click.option(
     "--since",
@@ -98,7 +98,7 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
     "--export",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Instead of an audit, write all the logs and traces as one trace file; - is the standard output.",
+    help="Instead of an audit, write all logs and traces as one trace file; - is standard output.",
 )
 @FORCE
 @click.option(
@@ -123,7 +123,7 @@ def audit(
     export: Path | None,
     force: bool,
 ) -> None:
-    """Judge trace files from kvtrail or an OpenTelemetry Collector together, and explain every contradiction.
+    """Judge trace files from kvtrail or an OpenTelemetry Collector together, and explain every finding.
 
     A FILE may be compressed with gzip or zstd; docs/logs-and-traces.md says what is read. It may also be the log of a
     vLLM server with LMCache: what the log shows is judged and summarized, the rest is unknown.

@@ -31,7 +31,7 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, over HTTP.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on for HTTP.")
 @click.option(
     "--grpc-host",
     default="127.0.0.1",
@@ -39,42 +39,41 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     help="Address to listen on for OTLP over gRPC, for engines on this machine. Engines elsewhere use OTLP over HTTP.",
 )
 @click.option(
-    "--grpc-port", type=PORT, default=4317, show_default=True, help="Port for OTLP over gRPC; 0: any free one."
+    "--grpc-port", type=PORT, default=4317, show_default=True, help="Port for OTLP over gRPC; 0 chooses a free one."
 )
 @click.option(
     "--http-port",
     type=PORT,
     default=4318,
     show_default=True,
-    help="Port for OTLP over HTTP, the API, /metrics and /docs; 0: any free one.",
+    help="Port for OTLP over HTTP, the API, /metrics and /docs; 0 chooses a free one.",
 )
 @click.option(
     "--store",
     type=Store(),
     default="kvtrail.db",
     show_default=True,
-    help="SQLite file for spans, accounts and findings; created if it does not exist. Or the ClickHouse of a fleet,"
-    " `clickhouse://user:password@host:port/database`, which is sent what the file of --spool has.",
+    help="SQLite file for spans, accounts and findings; created if it does not exist. Or a ClickHouse URL,"
+    " `clickhouse://user:password@host:port/database`; writes are buffered in --spool.",
 )
 @click.option(
     "--read-only",
     is_flag=True,
-    help="Receive nothing: serve the API, and with it the dashboard, over all that the tracers of a fleet have stored in the"
-    " ClickHouse of --store.",
+    help="Receive no spans; serve the API over the ClickHouse of --store, in which the sidecars of a fleet store their data.",
 )
 @click.option(
     "--spool",
     type=_FILE,
     default="kvtrail.db",
     show_default=True,
-    help="SQLite file of this tracer, where --store is a ClickHouse.",
+    help="SQLite file that buffers writes, if --store is a ClickHouse.",
 )
 @click.option(
     "--spool-mb",
     type=click.IntRange(min=1),
     default=1024,
     show_default=True,
-    help="MiB of the spool that may wait to be sent, compressed. Beyond them the oldest are not sent.",
+    help="Maximum compressed size of the spool in MiB. When it is full, the oldest entries are dropped.",
 )
 @click.option(
     "--trace-file",
@@ -95,65 +94,62 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     show_default=True,
     type=click.FloatRange(min=0.01, max=MAX_GIB),
     callback=_finite,
-    help="Drop the oldest spans and requests before the store's files, WAL included, take more than this many GiB. Findings"
-    " leave last.",
+    help="Maximum size of the store's files in GiB, WAL included. The oldest spans and requests are dropped first, findings"
+    " last.",
 )
 @click.option(
     "--max-requests",
     default=limits.MAX_REQUESTS,
     show_default=True,
     type=click.IntRange(min=1),
-    help="How many requests to hold in memory. What comes late of one that was evicted is judged with what the store still"
-    " has of it.",
+    help="Maximum number of requests in memory. Late events of an evicted request are judged with its stored events.",
 )
 @click.option(
     "--max-request-mib",
     default=limits.DEFAULTS.max_request_mib,
     show_default=True,
     type=click.IntRange(1),
-    help="MiB of one OTLP request, unpacked; over gRPC 1 MiB as it comes.",
+    help="Maximum size of an OTLP request in MiB, compressed or not. Over gRPC it is 1 MiB.",
 )
 @click.option(
     "--nice",
     default=5,
     show_default=True,
     type=click.IntRange(0, 19),
-    help="How far to lower the process's priority, so that an engine on the same cores goes first.",
+    help="Nice value of the process, so that an engine on the same cores has priority.",
 )
 @click.option(
     "--allow-host",
     cls=Several,
     metavar="NAME",
     help="A host name that HTTP requests may use, besides addresses, localhost and this machine's own name."
-    " `*` stands for anything: `*.svc.cluster.local`. May be given several times.",
+    " `*` matches anything: `*.svc.cluster.local`. May be given several times.",
 )
 @click.option(
     "--token-file",
     cls=Several,
     type=TokenFiles(),
-    help="File of bearer tokens, one a line. With it, everything but /healthz and /readyz requires one of them. It is"
-    " reloaded when it has changed. The tokens of `write=FILE` and `read=FILE` have this role only; may be given several"
-    " times.",
+    help="File of bearer tokens, one per line. With it, everything except /healthz and /readyz requires a token. Tokens of"
+    " `write=FILE` and `read=FILE` have that role only. Reloaded when it changes. May be given several times.",
 )
 @click.option(
     "--tenants",
     type=_FILE,
-    help="YAML file with the names of tenants, for people: a line `DIGEST: NAME` for each. It is reloaded when it has"
-    " changed.",
+    help="YAML file with the names of tenants, a line `DIGEST: NAME` for each. Reloaded when it changes.",
 )
 @click.option(
     "--known-findings",
     type=_FILE,
-    help="YAML file of findings that are known: a list of entries with `rule`, `why` and, as needed, `engine`, `connector`,"
-    " `version` and `until`. They are shown as known, and alerts leave them out. It is reloaded when it has changed.",
+    help="YAML file of known findings: a list of entries with `rule`, `why` and, as needed, `engine`, `connector`,"
+    " `version` and `until`. Pages mark them, and alerts ignore them. Reloaded when it changes.",
 )
-@click.option("--insecure", is_flag=True, help="Listen beyond this machine without any token.")
+@click.option("--insecure", is_flag=True, help="Listen beyond this machine without tokens.")
 @click.option(
     "--tls-cert", type=_FILE, help="PEM file of the sidecar's certificate, for gRPC and HTTP. Needs --tls-key."
 )
-@click.option("--tls-key", type=_FILE, help="PEM file of its key.")
+@click.option("--tls-key", type=_FILE, help="PEM file of the certificate's key.")
 @click.option(
-    "--tls-client-ca", type=_FILE, help="PEM file of the authorities that must have signed a client's certificate."
+    "--tls-client-ca", type=_FILE, help="PEM file of the CAs that sign client certificates; clients must then have one."
 )
 @click.option(
     "--log-format",
@@ -171,7 +167,7 @@ def serve(
     tls_client_ca: Path | None,
     **options: Any,
 ) -> None:
-    """Run the tracer: receive spans, judge them, and serve the API and the metrics.
+    """Run the sidecar: receive spans, judge them, serve the API and the metrics.
 
     With OTEL_EXPORTER_OTLP_ENDPOINT in its environment it exports its findings, as log records.
 

@@ -29,7 +29,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
     default="kvtrail.db",
     show_default=True,
     type=_PATH,
-    help="SQLite file of the tracer: its --store or --spool.",
+    help="SQLite file of the sidecar: its --store or --spool.",
 )
 @click.option(
     "--force",
