@@ -75,7 +75,8 @@ def test_a_room_imports_only_the_rooms_before_it() -> None:
 def test_the_dashboard_imports_only_the_vocabulary_of_the_tracer() -> None:
     for path in (ROOT / "dashboard").rglob("*.py"):
         imported = {name.split(".")[2] for name in imports_of(path) if name.startswith("kvtrail.tracer.")}
-        assert imported <= {"events", "model"}, f"{path} imports {imported}"
+        words = {"rules"} if path.name == "runbook.py" else set()  # the runbook of a rule is part of the rule's page
+        assert imported <= {"events", "model"} | words, f"{path} imports {imported}"
 
 
 def test_vocabulary_and_detector_are_pure() -> None:

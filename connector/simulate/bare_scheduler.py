@@ -234,7 +234,7 @@ class BareScheduler:
         return int(output.total_num_scheduled_tokens)
 
     def _forget_failed(self, preempted: Collection[str]) -> None:
-        """Drop the blocks of failed loads of preempted requests from vLLM's prefix cache. vLLM keeps them, so that the request
+        """Drop the blocks of failed loads of preempted requests from vLLM's prefix cache. vLLM keeps them, and the request
         would find its own failed blocks as computed: a fault of vLLM (docs/findings.md), of which no connector is accused."""
         for request_id in preempted:
             if self.calls is not None and request_id in self.calls.failed:

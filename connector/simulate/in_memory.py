@@ -33,6 +33,10 @@ class InMemoryExporter(Exporter):
         """The same, as the export process would send it."""
         self._sealed = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without its encoder, which cannot be pickled: what was sent is encoded."""
+        return {name: value for name, value in vars(self).items() if name != "_encoder"}
+
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
         self._encoder = Encoder(dict(resource), span_id_base, base_ns)
 

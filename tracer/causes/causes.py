@@ -218,7 +218,7 @@ class Causes:
         """Attribute the prompt of a request that has been given blocks."""
         self._give_up(request)
         allocs = request.offers.allocs
-        allocated = max([alloc.allocated for alloc in allocs])
+        allocated = max(0, *(alloc.allocated for alloc in allocs))
         size = request.block_size = lookup.block_size or request.block_size
         full = lookup.total // size if size else 0
         declared = groups_of(lookup.groups)

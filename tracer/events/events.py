@@ -361,7 +361,7 @@ class Alloc(Event, kw_only=True, gc=False):
 
     kind = Kind.ALLOC
     total: Total | None = None
-    allocated: Annotated[Tokens, _tokens("allocated", "External tokens for which the scheduler allocated blocks.")]
+    allocated: Annotated[AnyTokens, _tokens("allocated", "External tokens for which the scheduler allocated blocks.")]
     blocks_count: BlocksCount | None = None
     blocks_ids: BlockIds | None = None
     blocks_by_group: BlocksByGroup | None = None

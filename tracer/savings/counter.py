@@ -126,12 +126,12 @@ class SavingsCounter:
             return
         self.facts.append(Admitted(event, fact.offer, self._own(fact.others)))
         local = min(lookup.computed, lookup.total)
-        measures = {"admissions": 1, "asked": lookup.total, "local": local, "taken": event.allocated}
+        measures = {"admissions": 1, "asked": lookup.total, "local": local, "taken": max(0, event.allocated)}
         if not event.allocated and account.complete:
             self._count_unused(lookup)
         for tier, tokens in (tiers_of(event) or {UNNAMED: event.allocated}).items():
             measure = TIER + (UNNAMED if tier == UNNAMED else self._tier(event.connector, tier))
-            measures[measure] = measures.get(measure, 0) + tokens
+            measures[measure] = measures.get(measure, 0) + max(0, tokens)
         self.sums.add(event, measures)
 
     def _tier(self, connector: str, name: str) -> str:

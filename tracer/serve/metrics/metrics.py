@@ -375,7 +375,7 @@ class Metrics:
         counts.add(self.queried, max(0, lookup.total - lookup.computed), epoch)
         counts.add(self.local, lookup.computed, epoch)
         for source, tokens in (tiers_of(alloc) or {UNSPECIFIED: alloc.allocated}).items():
-            counts.add(self.hits, tokens, epoch, source if source in SOURCES else UNSPECIFIED)
+            counts.add(self.hits, max(0, tokens), epoch, source if source in SOURCES else UNSPECIFIED)
         if lookup.matched is not None and not fact.others:
             # The last token is computed in any case: there are no logits without it.
             usable = min(lookup.matched, lookup.total - 1)

@@ -381,8 +381,8 @@ def test_deaths_are_of_one_kind_whatever_their_numbers() -> None:
 
 
 def test_no_connector_is_accused_of_failed_blocks_that_vllm_itself_keeps() -> None:
-    """With this seed, a request is preempted after a failed load within its step, before it has computed the blocks again. vLLM
-    keeps them in its prefix cache and would give them back to the request as computed."""
+    """With this seed, a request is preempted after a failed load within its step, before it has computed the blocks again.
+    vLLM keeps them in its prefix cache and would give them back to the request as computed."""
     checked = check("OffloadConnector", profiles=["load-failure"], runs=1, steps=None, seed=81250001, shrink_tries=0)
     assert [found.failure.id for found in checked.found] == []
     assert checked.reached["load/failed"] > 0

@@ -41,7 +41,7 @@ def test_the_documentation_s_connector_is_correct(steps: int) -> None:
     assert checked.blocks_compared > 10_000
 
 
-SHOWN = ("store/planned", "store/evicted", "load/planned-with-positions", "lookup/after-eviction")
+SHOWN = ("store/planned", "store/evicted", "load/planned", "lookup/after-eviction")
 """What is reached with a probe alone."""
 
 
