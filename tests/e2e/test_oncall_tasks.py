@@ -151,11 +151,18 @@ def test_an_engine_died_when_and_why_and_how_did_its_request_get_there(person: P
     see(page, re.compile("died at"))
     died = person.died().inner_text()
     assert re.search(r"died at \d\d:\d\d:\d\d of AssertionError with \d+ open requests: a stale lookup", died)
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        if "died at" in page.evaluate("document.activeElement.closest('a')?.innerText ?? ''"):
-            break
-    page.keyboard.press("Enter")
+
+    def is_opened() -> bool:
+        """A refresh may draw the link anew between the last two keys, and swallow the second."""
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            if "died at" in page.evaluate("document.activeElement.closest('a')?.innerText ?? ''"):
+                break
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(500)
+        return "/request?" in page.url
+
+    until(is_opened)
     person.sees(re.compile(r"^Request bug-"))
     person.sees(re.compile("AssertionError: "))
     person.sees("A cached lookup answer was handed out without regard to the computed tokens")
@@ -353,7 +360,7 @@ def test_every_page_can_be_read_stays_in_its_place_and_outlasts_its_sidecar(pers
     for path in PAGES:
         person.open(path)
         drawn(page)
-        if "runbook" not in path:
+        if "runbook" not in path and not path.startswith("request?"):  # these do not refresh, or not for long
             page.evaluate(SHIFTS)
             connection.wait_for_refreshes(2)
             shift = page.evaluate("window.shifts.reduce((sum, each) => sum + each, 0)")
@@ -367,8 +374,7 @@ def test_every_page_can_be_read_stays_in_its_place_and_outlasts_its_sidecar(pers
         page.set_viewport_size({"width": 1440, "height": 900})
     said = [each for each in said if not EMPTY_AT_FIRST.search(each)]
     assert not said, "\n".join(said)
-    person.open("requests")
-    wanted = [cells[0] for cells in rows(page, "requests_table")] or [""]
+    person.open(f"requests?search={world_of.SLOW}")  # the table has the latest ones only
     person.sees_row("requests_table", lambda cells: cells[0] == world_of.SLOW)
     person.world.tracer.process.send_signal(signal.SIGSTOP)
     try:

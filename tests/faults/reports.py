@@ -31,7 +31,11 @@ class ShortLoad(_Reporting):
 
     def alter_plan(self, plan: Any, output: Any) -> None:
         for copy in plan.loads[:1]:
-            short = {"count": max(0, copy.count - BLOCK_SIZE), "blocks_count": len(copy.blocks) - 1, "expected": copy.count}
+            short = {
+                "count": max(0, copy.count - BLOCK_SIZE),
+                "blocks_count": len(copy.blocks) - 1,
+                "expected": copy.count,
+            }
             self.probe_events.append(ProbeEvent.of(Kind.LOAD, copy.request_id, start=copy.start, **short))
 
 
