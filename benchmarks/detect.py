@@ -44,21 +44,21 @@ def requests(traffic: str) -> list[list[Event]]:
     sys.path.insert(0, str(ROOT / "tests"))
     from history import history  # which only knows the rules of this checkout
 
-    told = [history(DETAILED, request=f"r-{number}") for number in range(REQUESTS)]
-    for number, event in enumerate(event for events in told for event in events):
+    histories = [history(DETAILED, request=f"r-{number}") for number in range(REQUESTS)]
+    for number, event in enumerate(event for events in histories for event in events):
         event.sequence = number  # of one recorder
-    return told
+    return histories
 
 
 def measure(traffic: str) -> None:
     """Print the microseconds that an event takes."""
-    told = requests(traffic)
+    histories = requests(traffic)
     gc.set_threshold(*GC_THRESHOLDS)  # as `kvtrail serve` does
     detector = Detector(listener=lambda event, account: None, on_fact=lambda fact, account: None)
     began = time.process_time()
-    for events in told:
+    for events in histories:
         detector.feed(events)
-    print((time.process_time() - began) / sum(map(len, told)) * 1e6)
+    print((time.process_time() - began) / sum(map(len, histories)) * 1e6)
 
 
 def main() -> None:
