@@ -347,9 +347,13 @@ TEXTS = [
 ]  # fmt: skip
 EMPTY_AT_FIRST = re.compile(r"warning: WARN (Infinite extent for field|Conflicting scale property \"domain\")")
 """Streamlit draws each chart without its rows first, and what Vega then warns of cannot be chosen."""
-SHIFTS = """() => { window.shifts = [];
-  new PerformanceObserver(list => window.shifts.push(...list.getEntries().filter(each => !each.hadRecentInput)
-    .map(each => each.value))).observe({ type: 'layout-shift', buffered: false }); }"""
+SHIFTS = """() => {
+  window.shifts = [];
+  window.observer?.disconnect();
+  window.observer = new PerformanceObserver(list => window.shifts.push(
+    ...list.getEntries().filter(each => !each.hadRecentInput).map(each => each.value)));
+  window.observer.observe({ type: 'layout-shift', buffered: false });
+}"""
 MOST_SHIFT = 0.01
 """The cumulative layout shift of a page's refreshes: what somebody reads must stay where it is (Web Vitals: 0.1 is good)."""
 
@@ -365,14 +369,17 @@ def test_every_page_can_be_read_stays_in_its_place_and_outlasts_its_sidecar(pers
     def all_can_be_read() -> None:
         assert unreadable(page, TEXTS) == {}, page.url
 
+    def stays_in_place() -> None:
+        page.evaluate(SHIFTS)
+        connection.wait_for_refreshes(2)
+        shift = page.evaluate("window.shifts.reduce((sum, each) => sum + each, 0)")
+        assert shift <= MOST_SHIFT, f"{page.url} shifts by {shift}"
+
     for path in PAGES:
         person.open(path)
         drawn(page)
         if "runbook" not in path and not path.startswith("request?"):  # these do not refresh, or not for long
-            page.evaluate(SHIFTS)
-            connection.wait_for_refreshes(2)
-            shift = page.evaluate("window.shifts.reduce((sum, each) => sum + each, 0)")
-            assert shift <= MOST_SHIFT, f"{page.url} shifts by {shift}"
+            holds(stays_in_place)  # a slow sidecar's first late answer moves it once; a fault moves it at each refresh
         for scheme in SCHEMES:
             switch_scheme(page, scheme)
             drawn(page)
