@@ -96,7 +96,7 @@ def main() -> None:
             print(f"{what:<22}{ours:>12.1f}{theirs:>12.1f}{theirs / ours:>9.2f}")
 
         row("writing, us a span", *(each / spans * 1e6 for each in took_s))
-        parts = fleet.query(
+        parts = fleet.ask(
             "SELECT table = 'otel_traces', sum(bytes_on_disk) FROM system.parts WHERE active AND database = currentDatabase()"
             " GROUP BY 1 ORDER BY 1"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
@@ -57,30 +57,6 @@ class Chunk:
     named: Collection[str] = ()
 
 
-ACTIVITY_S = 1
-"""Seconds of one interval of recent activity."""
-ACTIVITY_KEPT_S = 900
-"""How long an interval is kept, in seconds."""
-
-
-class Activity(NamedTuple):
-    """The key of a sum of recent activity: an interval of `ACTIVITY_S` that begins at `at_s` (Unix seconds), an engine and a
-    kind of event."""
-
-    at_s: int
-    engine: str
-    kind: str
-
-
-class Amounts(NamedTuple):
-    """The number of events, and the sums of their `returned`, `count` (tokens) and `bytes`."""
-
-    events: int = 0
-    returned: int = 0
-    count_tokens: int = 0
-    bytes: int = 0
-
-
 @dataclass(slots=True)
 class Batch:
     """What is written together, or not at all.
@@ -95,7 +71,6 @@ class Batch:
         findings: findings that are new or have changed.
         savings: what to add to the sums of the offload's savings.
         wasted: what admissions computed again, new or again as it is known now.
-        activity: what to add to the sums of recent activity.
         launches: launches of engines that are new or have changed.
         handoffs: events of hand-offs that have entered the ledger, in order.
         markers: new ones; one with a stored id changes nothing.
@@ -112,7 +87,6 @@ class Batch:
     findings: list[Finding] = field(default_factory=list)
     savings: Mapping[SumKey, int] = field(default_factory=dict)
     wasted: list[WastedTokens] = field(default_factory=list)
-    activity: Mapping[Activity, Amounts] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     handoffs: list[HandoffRow] = field(default_factory=list)
     markers: list[Marker] = field(default_factory=list)
@@ -125,14 +99,13 @@ class FindingFilter:
     """Selects the findings that meet all of its conditions.
 
     Attributes:
-        request, engine, rule, severity, connector: as findings name them; an empty text means any.
+        request, rule, severity, connector: as findings name them; an empty text means any.
         engines: any of these engines; None means any.
         since_ns, until_ns: last seen at or after `since_ns`, and before `until_ns`.
         only, but: of these places, and of none of these; None means any.
     """
 
     request: str = ""
-    engine: str = ""
     rule: str = ""
     severity: str = ""
     connector: str = ""
@@ -304,10 +277,6 @@ class Reader(Protocol):
 
     def last_number(self) -> int:
         """The number of the span that arrived last; 0 if there is none."""
-
-    def activity(self, *, since_ns: int) -> dict[str, dict[str, int]]:
-        """For each kind of event: `count`, and the sums of `returned`, `count_tokens` and `bytes`, from the interval on that
-        contains `since_ns`."""
 
     def totals(self) -> dict[str, int]:
         """Over all requests: `requests`, `running`, `lookups`, `matched`, `loaded`, `stored`, `preemptions`, `drifting`

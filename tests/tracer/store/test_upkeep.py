@@ -111,17 +111,6 @@ def test_a_file_that_is_no_database_is_not_set_aside_by_the_second_start(tmp_pat
     assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_store_from_before_it_had_an_application_id_is_one(tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
-    filled(path, 1)
-    db = sqlite3.connect(path)
-    db.execute("PRAGMA application_id=0")
-    db.close()
-    SqliteWriter(path).close()
-    ((application,),) = sqlite3.connect(path).execute("PRAGMA application_id")
-    assert application.to_bytes(4) == b"kvtr"
-
-
 def test_a_copy_of_a_store_in_use_is_whole_and_is_put_back(tmp_path: Path, start_tracer: Callable[..., Tracer]) -> None:
     """While a real tracer is sent spans; the copy then stands alone, unlike a copied file without its WAL."""
     tracer, copy = start_tracer(), tmp_path / "copy.db"

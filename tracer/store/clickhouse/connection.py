@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store import StoreError, queries
 
 DATABASE = "kvtrail"
 """The database, where the address names none."""
@@ -26,6 +26,10 @@ _DEFAULTS = {
     "send_receive_timeout": "60",
 }
 """Settings of a server and its client, where the address says nothing else."""
+
+
+ASKED_TOGETHER = 500
+"""Requests, or names of hand-offs, that one query has."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -144,6 +148,21 @@ class Connection:
             yield
         except self._failures as error:
             raise StoreError(f"cannot {doing} the store {self.address}: {_reason(error)}") from error
+
+
+class Database(queries.Database):
+    """The store for readers: any thread may use it."""
+
+    sum_of, divided = "sum({})", "intDiv({}, {})"
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def table(self, name: str) -> str:
+        return f"kvtrail_{name} FINAL"
+
+    def ask(self, select: str, **values: Any) -> list[Any]:
+        return self.connection.query(select, **values)
 
 
 def _reason(error: BaseException) -> str:

@@ -7,14 +7,14 @@ such names, and is all text.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.spans import LATEST_NS, Span
-from kvtrail.tracer.store.clickhouse.database import Database
+from kvtrail.tracer.store.clickhouse.connection import Database
+from kvtrail.tracer.store.queries import from_text, to_text
 from kvtrail.tracer.store.request_rows import StoredRequest
 
 COLUMNS = (
@@ -44,8 +44,6 @@ _NEAR_NS = 3600 * 10**9
 _LONGEST_NS = 24 * _NEAR_NS
 """A span lasts no longer."""
 _KIND = {True: "Internal", False: "Unspecified"}
-_to_json = msgspec.json.Encoder().encode
-_from_json = msgspec.json.Decoder().decode
 
 
 def row_of(span: Span, number: int) -> tuple[Any, ...]:
@@ -54,7 +52,7 @@ def row_of(span: Span, number: int) -> tuple[Any, ...]:
 
     def as_text(attributes: Mapping[str, Any], prefix: str) -> dict[str, str]:
         typed.extend(prefix + key for key, value in attributes.items() if not isinstance(value, str))
-        return {key: value if isinstance(value, str) else _to_json(value).decode() for key, value in attributes.items()}
+        return {key: value if isinstance(value, str) else to_text(value) for key, value in attributes.items()}
 
     resource = as_text(span.resource, "r:")
     attributes = as_text(span.attributes, "s:")
@@ -77,7 +75,7 @@ def span_of(row: Sequence[Any]) -> tuple[int, Span]:
     is_typed = frozenset(typed)
 
     def as_data(texts: Mapping[str, str], prefix: str) -> dict[str, Any]:
-        return {key: _from_json(text) if prefix + key in is_typed else text for key, text in texts.items()}
+        return {key: from_text(text) if prefix + key in is_typed else text for key, text in texts.items()}
 
     events = [
         {"name": event, "time_ns": at_ns, "attributes": as_data(texts, f"e{n}:")}
@@ -107,7 +105,7 @@ class SpanReader(Database):
         near = " UNION ALL ".join(
             f"SELECT {_SELECTED}, {_END_NS} AS end_ns {_NEAR} AND {those}" for those in _ITS_SPANS
         )
-        rows = self.query(
+        rows = self.ask(
             f"SELECT * EXCEPT end_ns FROM ({near}) ORDER BY end_ns DESC, Number DESC"
             " LIMIT 1 BY TraceId, SpanId LIMIT {limit:UInt32}",
             from_ns=max(0, (about["started_ns"] or about["last_ns"]) - _NEAR_NS),
@@ -121,7 +119,7 @@ class SpanReader(Database):
         if not named:
             return []
         moments = [at_ns for _, at_ns in named]
-        rows = self.query(
+        rows = self.ask(
             f"SELECT {_SELECTED} {_NEAR} AND SpanId IN {{ids:Array(String)}} AND ScopeName = {{ours:String}}"
             " LIMIT 1 BY TraceId, SpanId",
             from_ns=min(moments),
@@ -150,7 +148,7 @@ class SpanReader(Database):
 
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         # The rows of a step have a number each: where one tail ends, the next goes on.
-        rows = self.query(
+        rows = self.ask(
             f"SELECT {_SELECTED} FROM otel_traces WHERE Number > {{after:UInt64}}"
             " ORDER BY Number LIMIT 1 BY TraceId, SpanId LIMIT {limit:UInt32}",
             after=after,
@@ -161,5 +159,5 @@ class SpanReader(Database):
     def last_number(self) -> int:
         # The latest day is found by the index of numbers, which are about the time of their arrival.
         latest = "SELECT max(Number) FROM otel_traces WHERE Number > {after:UInt64}"
-        recently = max(0, self.clock_ns() - _LONGEST_NS)
-        return int(self.query(latest, after=recently)[0][0] or self.query(latest, after=0)[0][0])
+        recently = max(0, time.time_ns() - _LONGEST_NS)
+        return int(self.ask(latest, after=recently)[0][0] or self.ask(latest, after=0)[0][0])

@@ -19,7 +19,6 @@ MAX_NAMED = 20
 _TEXTS = {
     "requests": ("changes", "transfers"),
     "findings": ("body",),
-    "engines": ("about",),
     "request_measures": ("tokens",),
 }
 """By table: what must be JSON."""
@@ -43,7 +42,7 @@ def copy(path: Path, target: Path) -> None:
     Raises:
         StoreError: there is no such store, or it cannot be read or copied.
     """
-    _check_is_there(path, any_schema=True)
+    _check_is_there(path)
     try:
         opening.copy(path, target)
     except (sqlite3.Error, OSError) as error:
@@ -111,10 +110,10 @@ def verify(path: Path) -> Iterator[Fault]:
         database.close()
 
 
-def _check_is_there(path: Path, *, any_schema: bool = False) -> None:
+def _check_is_there(path: Path) -> None:
     if not path.is_file():
         raise StoreError(f"there is no store {path}")
-    opening.check_file(path, any_schema=any_schema)
+    opening.check_file(path)
 
 
 def _wrong_texts(database: Database) -> Iterator[Fault]:

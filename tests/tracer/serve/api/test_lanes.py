@@ -164,7 +164,7 @@ def test_what_takes_too_long_is_given_up_and_said(
 ) -> None:
     reader = put(*(lane(n, 0, 1) for n in range(20_000)))
     monkeypatch.setattr(lanes, "BUDGET_S", -1.0)
-    answer = reader.lanes(Window(from_ns=0, to_ns=S, connector="D"), live=())
+    answer = reader.lanes(Window(from_ns=0, to_ns=S, engines=["none"]), live=())
     assert not answer.is_whole
 
 

@@ -23,14 +23,14 @@ CHECKPOINT_PAGES = 4_000
 FULL, FILLED = 0.9, 0.8
 """The shares of the file's room at which the oldest rows leave, and until which."""
 ASIDE = 0.5
-"""The share of the bound that files beside the store may take. They are damaged stores and copies of older schemas."""
+"""The share of the bound that files beside the store may take. They are damaged stores."""
 _SHARED_BYTES = 2**20
 """More than SQLite's index of the WAL takes."""
 _BUSY_MS = 100
 
 
-class Room:
-    """The room of one store, on the connection of its one writer."""
+class Quota:
+    """The quota of one store, on the connection of its one writer."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db, self._path = db, path
