@@ -46,6 +46,7 @@ def changed(path: Path, damage: str) -> None:
         "UPDATE requests SET transfers = CAST(x'ff' AS TEXT) WHERE request = 'r-1-0123abcd'",
         "UPDATE request_measures SET tokens = '{' WHERE number = 2",
         "UPDATE findings SET body = 'null'",
+        "UPDATE engines SET model = CAST(x'ff' AS TEXT)",
         "UPDATE recorders SET seen = 'x'",
         "UPDATE launches SET state = 'x', cause = '{'",
     ],

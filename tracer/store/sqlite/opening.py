@@ -165,8 +165,11 @@ def check(db: sqlite3.Connection, path: Path) -> bool:
     """
     is_store = identify(db, path)
     tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'"
-    for (table,) in db.execute(tables).fetchall():
+    found = db.execute(tables).fetchall()
+    db.text_factory = bytes  # a text that is none is a damaged row, and no damaged file
+    for (table,) in found:
         db.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()
+    db.text_factory = str
     if path.stat().st_size <= CHECKED_BYTES:
         ((report,),) = db.execute("PRAGMA quick_check(1)")
         if report != "ok":
