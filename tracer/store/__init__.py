@@ -179,9 +179,6 @@ class Reader(Protocol):
         """A measure of time over time: for each interval of `step_ns`, by its number since 1970, and each bin of
         `store.duration_bins`, the number of requests that started in it; none where it is zero."""
 
-    def durations_of(self, which: Selection, *, of: Sequence[str]) -> dict[str, dict[int, int]]:
-        """For each of these measures of time, the number of requests by bin."""
-
     def count(self, which: Selection) -> int:
         """How many requests these are."""
 
@@ -208,8 +205,8 @@ class Reader(Protocol):
     def spans_of(self, account: StoredRequest, *, limit: int = 20_000) -> list[Span]:
         """The spans of a request and the foreign spans of its trace, by time; the latest `limit` of them."""
 
-    def spans_named(self, named: Collection[tuple[str, int]]) -> list[Span]:
-        """The kvtrail spans with these ids that began at these times, where they are found near them."""
+    def spans_named(self, named: Collection[tuple[str, str]]) -> list[Span]:
+        """The kvtrail spans with these trace and span ids."""
 
     def findings(
         self, which: FindingFilter = EVERY, *, limit: int = 100, oldest_first: bool = False
@@ -220,15 +217,12 @@ class Reader(Protocol):
         """Of each finding, latest first: its `id`, `rule`, `severity`, `engine`, `connector` and `request`, how often it was
         seen (`count`) and how often it was `healed`: what is needed to count what many of them did."""
 
-    def finding_counts(self, which: FindingFilter = EVERY) -> dict[Place, int]:
-        """The number of findings by place."""
+    def finding_counts(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[tuple[Place, str, int, int]]:
+        """The number of findings by place, severity and interval of `step_ns`: these three, the last by its beginning, and
+        the number. A finding counts where it was last seen."""
 
     def sightings(self) -> list[Sighting]:
         """When the findings of each place were first and last seen, over all time."""
-
-    def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
-        """The number of findings by rule, severity and interval of `step_ns`, which begins at `at_ns`. A finding counts
-        where it was last seen."""
 
     def savings(self, *, since_ns: int, until_ns: int, stretch_s: int = 1) -> list[SavingsRow]:
         """The sums of a range of time by interval, engine, connector and epoch.
@@ -274,9 +268,6 @@ class Reader(Protocol):
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         """Spans in the order of their arrival, with their numbers, from the one after number `after`. The rows of a step
         share a number, and are never split."""
-
-    def last_number(self) -> int:
-        """The number of the span that arrived last; 0 if there is none."""
 
     def totals(self) -> dict[str, int]:
         """Over all requests: `requests`, `running`, `lookups`, `matched`, `loaded`, `stored`, `preemptions`, `drifting`

@@ -42,25 +42,16 @@ class FindingReader(Database):
         select, values = self._first(", ".join(_BRIEF), which, limit, "DESC")
         return [dict(zip(_BRIEF, row, strict=True)) for row in self.ask(select, **values)]
 
-    def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
+    def finding_counts(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[tuple[Place, str, int, int]]:
         conditions, values = _conditions(which)
         begin = f"{self.divided.format('last_ns', '{step_ns:Int64}')} * {{step_ns:Int64}}"
         rows = self.ask(
-            f"SELECT rule, severity, {begin} AS at_ns, count(*) FROM {self.table('findings')} {conditions}"
-            " GROUP BY rule, severity, at_ns ORDER BY at_ns, rule",
+            f"SELECT rule, engine, connector, severity, {begin} AS at_ns, count(*) FROM {self.table('findings')} {conditions}"
+            " GROUP BY rule, engine, connector, severity, at_ns",
             step_ns=step_ns,
             **values,
         )
-        return [dict(zip(("rule", "severity", "at_ns", "findings"), row, strict=True)) for row in rows]
-
-    def finding_counts(self, which: FindingFilter = EVERY) -> dict[Place, int]:
-        conditions, values = _conditions(which)
-        rows = self.ask(
-            f"SELECT rule, engine, connector, count(*) FROM {self.table('findings')} {conditions}"
-            " GROUP BY rule, engine, connector",
-            **values,
-        )
-        return {Place(*place): count for *place, count in rows}
+        return [(Place(*place), severity, at_ns, number) for *place, severity, at_ns, number in rows]
 
     def sightings(self) -> list[Sighting]:
         rows = self.ask(

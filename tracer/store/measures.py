@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from kvtrail.tracer.model.causes import REUSED
@@ -62,13 +62,6 @@ class MeasureReader(Database):
             **values,
         )
         return [tuple(row) for row in rows]
-
-    def durations_of(self, which: Selection, *, of: Sequence[str]) -> dict[str, dict[int, int]]:
-        selected, values = self.selected(which)
-        return {
-            name: dict(self.ask(f"SELECT {_bins(name)} {selected} AND {name}_ns IS NOT NULL GROUP BY bin", **values))
-            for name in of
-        }
 
     def count(self, which: Selection) -> int:
         selected, values = self.selected(which)

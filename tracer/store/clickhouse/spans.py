@@ -7,7 +7,6 @@ such names, and is all text.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -115,20 +114,16 @@ class SpanReader(Database):
         )
         return [span_of(row)[1] for row in reversed(rows)]
 
-    def spans_named(self, named: Collection[tuple[str, int]]) -> list[Span]:
-        if not named:
-            return []
-        moments = [at_ns for _, at_ns in named]
+    def spans_named(self, named: Collection[tuple[str, str]]) -> list[Span]:
         rows = self.ask(
-            f"SELECT {_SELECTED} {_NEAR} AND SpanId IN {{ids:Array(String)}} AND ScopeName = {{ours:String}}"
-            " LIMIT 1 BY TraceId, SpanId",
-            from_ns=min(moments),
-            to_ns=max(moments),
-            ids=[span_id for span_id, _ in named],
+            f"SELECT {_SELECTED} FROM otel_traces WHERE TraceId IN {{traces:Array(String)}}"
+            " AND SpanId IN {spans:Array(String)} AND ScopeName = {ours:String} LIMIT 1 BY TraceId, SpanId",
+            traces=[trace for trace, _ in named],
+            spans=[span for _, span in named],
             ours=semconv.SCOPE,
         )
-        spans = [span_of(row)[1] for row in rows]
-        return [span for span in spans if (span.span_id, span.start_ns) in named]
+        found = [span_of(row)[1] for row in rows]
+        return [span for span in found if (span.trace_id, span.span_id) in named]
 
     def spans(self, *, since_ns: int, until_ns: int) -> Iterator[list[Span]]:
         blocks = self.connection.blocks(
@@ -155,9 +150,3 @@ class SpanReader(Database):
             limit=limit,
         )
         return [span_of(row) for row in rows]
-
-    def last_number(self) -> int:
-        # The latest day is found by the index of numbers, which are about the time of their arrival.
-        latest = "SELECT max(Number) FROM otel_traces WHERE Number > {after:UInt64}"
-        recently = max(0, time.time_ns() - _LONGEST_NS)
-        return int(self.ask(latest, after=recently)[0][0] or self.ask(latest, after=0)[0][0])

@@ -24,6 +24,12 @@ def whole_sum(value: str) -> str:
     return f"CAST(total({value}) AS INTEGER)"
 
 
+def pragma(db: sqlite3.Connection, name: str) -> int:
+    """The value of a pragma."""
+    ((value,),) = db.execute(f"PRAGMA {name}").fetchall()
+    return int(value)
+
+
 class Database(queries.Database):
     """The store for readers: any thread may use it, and each gets its own read-only connection."""
 

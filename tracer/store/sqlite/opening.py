@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite import log, measures, outbox, requests, tables
+from kvtrail.tracer.store.sqlite.database import pragma
 
 logger = logging.getLogger("kvtrail")
 
@@ -26,12 +27,7 @@ SCHEMA = (
 """What a store is made of."""
 OWNERS = 0o600
 """The permissions of a store: prompts' ids, and who asked when, are its owner's alone."""
-_ELSEWHERE = (
-    "choose a new file (--store), and read this one with the kvtrail that wrote it, or put a backup in its place with"
-    " `kvtrail store restore`"
-)
-_COPIED_PAGES = 1_000
-"""Pages that are copied at a time: the writer waits for none of them."""
+_ELSEWHERE = "choose a new file (--store), and read this one with the kvtrail that wrote it"
 CHECKED_BYTES = 64 * 2**20
 """A larger file is not read as a whole before it is used."""
 
@@ -107,8 +103,7 @@ def identify(db: sqlite3.Connection, path: Path) -> bool:
         sqlite3.DatabaseError: it is no database, or damaged.
         StoreError: another program or another kvtrail wrote it.
     """
-    ((application,),) = db.execute("PRAGMA application_id")
-    ((version,),) = db.execute("PRAGMA user_version")
+    application, version = pragma(db, "application_id"), pragma(db, "user_version")
     ((parts_,),) = db.execute("SELECT count(*) FROM sqlite_schema")
     if application != APPLICATION_ID and (application or parts_):
         raise StoreError(
@@ -177,35 +172,6 @@ def check(db: sqlite3.Connection, path: Path) -> bool:
             error.sqlite_errorname = "SQLITE_CORRUPT"
             raise error
     return is_store
-
-
-def copy(path: Path, target: Path) -> None:
-    """Copy a store as it is at this moment. The copy appears when it is complete; a link at its place is replaced, and never
-    followed.
-
-    Raises:
-        OSError, sqlite3.Error: it cannot be read or copied.
-    """
-    partly = target.with_name(f"{target.name}.partly")
-    partly.unlink(missing_ok=True)
-    made = os.open(partly, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, OWNERS)
-    try:
-        with (
-            closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source,
-            closing(sqlite3.connect(partly)) as copied,
-        ):
-            if not os.path.samestat(os.fstat(made), partly.lstat()):
-                raise FileExistsError(f"somebody else put another file in the place of {partly}")
-            source.execute("BEGIN")  # of one moment, however long it takes
-            source.execute("SELECT count(*) FROM sqlite_schema").fetchall()
-            source.backup(copied, pages=_COPIED_PAGES)
-            copied.execute("PRAGMA journal_mode=DELETE")  # one file, which stands alone
-        partly.rename(target)
-    except BaseException:
-        partly.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(made)
 
 
 def _mark(path: Path) -> Path:

@@ -21,7 +21,7 @@ from kvtrail.tracer.store.engines import EngineReader
 from kvtrail.tracer.store.queries import an_object
 from kvtrail.tracer.store.request_rows import RequestRow
 from kvtrail.tracer.store.sqlite import ids, lanes, log, measures, opening, quota, recall, requests, spans, tables
-from kvtrail.tracer.store.sqlite.database import Database
+from kvtrail.tracer.store.sqlite.database import Database, pragma
 from kvtrail.tracer.store.sqlite.outbox import Outbox
 from kvtrail.tracer.store.sqlite.quota import Quota
 
@@ -246,8 +246,8 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
 
     def _give_back(self) -> Iterator[int]:
         """Make the file smaller, if much of it is free."""
-        keep = max(SMALLEST_VACUUM, int(self._pragma("page_count") * KEPT_FREE))
-        while (free := self._pragma("freelist_count")) > keep:
+        keep = max(SMALLEST_VACUUM, int(pragma(self._db, "page_count") * KEPT_FREE))
+        while (free := pragma(self._db, "freelist_count")) > keep:
             self._db.execute(f"PRAGMA incremental_vacuum({min(VACUUMED_PAGES, free - keep)})").fetchall()
             yield 0
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # only then is the file shorter
@@ -288,7 +288,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         is_store = opening.check(self._db, self.path)
         opening.make_private(self.path)
-        if self._pragma("auto_vacuum") != _INCREMENTAL:  # setting it writes, and the disk may be full
+        if pragma(self._db, "auto_vacuum") != _INCREMENTAL:  # setting it writes, and the disk may be full
             self._db.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
@@ -342,10 +342,6 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
     def rows(self, select: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         with self._reported("read"):
             return super().rows(select, values)
-
-    def _pragma(self, name: str) -> int:
-        (value,) = self._db.execute(f"PRAGMA {name}").fetchone()
-        return int(value)
 
 
 class SqliteReader(
