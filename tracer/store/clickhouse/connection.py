@@ -84,8 +84,10 @@ class Address:
     __repr__ = __str__
 
 
-class Connection:
+class Database(queries.Database):
     """A client of one database. Any thread may use it."""
+
+    sum_of, divided = "sum({})", "intDiv({}, {})"
 
     def __init__(self, address: Address, *, create: bool = False) -> None:
         """With `create`, the database is made where it does not exist.
@@ -114,8 +116,10 @@ class Connection:
         with self._telling("change"):
             self._client.command(statement)
 
-    def query(self, select: str, **values: Any) -> list[Any]:
-        """The rows of a SELECT, which has `{name:Type}` for each value."""
+    def table(self, name: str) -> str:
+        return f"kvtrail_{name} FINAL"
+
+    def ask(self, select: str, **values: Any) -> list[Any]:
         with self._telling("read"):
             return list(self._client.query(select, parameters=values).result_rows)
 
@@ -148,21 +152,6 @@ class Connection:
             yield
         except self._failures as error:
             raise StoreError(f"cannot {doing} the store {self.address}: {_reason(error)}") from error
-
-
-class Database(queries.Database):
-    """The store for readers: any thread may use it."""
-
-    sum_of, divided = "sum({})", "intDiv({}, {})"
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-
-    def table(self, name: str) -> str:
-        return f"kvtrail_{name} FINAL"
-
-    def ask(self, select: str, **values: Any) -> list[Any]:
-        return self.connection.query(select, **values)
 
 
 def _reason(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any
 
-from kvtrail.tracer.store.clickhouse.connection import ASKED_TOGETHER, Connection
+from kvtrail.tracer.store.clickhouse.connection import ASKED_TOGETHER, Database
 from kvtrail.tracer.store.handoffs import HandoffRow
 
 _FIELDS = tuple(name for name in HandoffRow._fields if name not in ("keys", "is_own"))
@@ -20,12 +20,12 @@ def rows_of(row: HandoffRow, *, tracer: str, number: Callable[[], int]) -> Itera
     return ((key, *values, tracer, number()) for key in row.keys)
 
 
-def read(connection: Connection, keys: Collection[str], *, but: str = "") -> list[HandoffRow]:
+def read(database: Database, keys: Collection[str], *, but: str = "") -> list[HandoffRow]:
     """The events of these hand-offs, those of each sidecar in the order in which it entered them, without those of one."""
     found: dict[tuple[str, int, str], HandoffRow] = {}
     names = iter(keys)
     while some := [*islice(names, ASKED_TOGETHER)]:
-        rows = connection.query(
+        rows = database.ask(
             f"SELECT {', '.join(('key', *_FIELDS))} FROM kvtrail_handoffs FINAL"
             " WHERE key IN {keys:Array(String)} AND tracer != {but:String} ORDER BY tracer, written",
             keys=some,

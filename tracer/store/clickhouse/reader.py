@@ -7,7 +7,7 @@ from typing import Any
 
 from kvtrail.tracer.store import StoreError, findings, sums
 from kvtrail.tracer.store.clickhouse import handoffs, lanes, measures, requests, schema, spans
-from kvtrail.tracer.store.clickhouse.connection import Address, Connection, Database
+from kvtrail.tracer.store.clickhouse.connection import Address, Database
 from kvtrail.tracer.store.engines import EngineReader
 from kvtrail.tracer.store.handoffs import HandoffRow
 
@@ -33,8 +33,8 @@ class ClickHouseReader(
             StoreError: there is no such ClickHouse, or its tables are not those of this kvtrail.
         """
         try:
-            super().__init__(Connection(address))
-            version, _ = schema.stored(self.connection)
+            super().__init__(address)
+            version, _ = schema.stored(self)
         except StoreError as error:
             if "UNKNOWN_DATABASE" not in str(error) and "UNKNOWN_TABLE" not in str(error):
                 raise
@@ -42,12 +42,12 @@ class ClickHouseReader(
                 raise StoreError(
                     f"no tracer has stored anything in {address}: kvtrail serve --store {address}"
                 ) from error
-            super().__init__(Connection(address, create=True))
+            super().__init__(address, create=True)
             version = 0
         if is_first and not version:
-            schema.make(self.connection)
+            schema.make(self)
             version = schema.VERSION  # a tracer notes it, with how long it keeps what they have
-        schema.check(self.connection, version)
+        schema.check(self, version)
 
     def measures_of(self, pairs: Any) -> dict[str, int]:
         return dict(pairs)
@@ -58,4 +58,4 @@ class ClickHouseReader(
 
     def handoffs(self, keys: Collection[str]) -> list[HandoffRow]:
         """The events of the hand-offs that are called so."""
-        return handoffs.read(self.connection, keys)
+        return handoffs.read(self, keys)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.clickhouse.connection import Connection
+from kvtrail.tracer.store.clickhouse.connection import Database
 from kvtrail.tracer.store.measures import NUMBERS, TOKENS
 
 VERSION = 7
@@ -195,46 +195,46 @@ _ENDS = {
 """The tables that drop what is old, and when a row of each begins to be it. Findings, engines and their launches stay."""
 
 
-def make(connection: Connection) -> tuple[int, float]:
+def make(database: Database) -> tuple[int, float]:
     """Make the tables that are not there; returns what `stored` gave before. Several may do so at once.
 
     Raises:
         StoreError: the tables are those of another kvtrail, or this one may not make them.
     """
-    engine = "Replicated" if connection.address.replicated else ""
-    connection.command(SCHEMA.format(engine=engine))
-    version, retained = stored(connection)
-    check(connection, version or VERSION)
+    engine = "Replicated" if database.address.replicated else ""
+    database.command(SCHEMA.format(engine=engine))
+    version, retained = stored(database)
+    check(database, version or VERSION)
     if not version:
         for statement in _STATEMENTS:
-            connection.command(statement.format(engine=engine))
+            database.command(statement.format(engine=engine))
     return version, retained
 
 
-def check(connection: Connection, version: int) -> None:
+def check(database: Database, version: int) -> None:
     """Raises StoreError if tables of this version are those of another kvtrail."""
     if version != VERSION:
         raise StoreError(
-            f"{connection.address} has schema {version}, and this kvtrail uses schema {VERSION}; choose another database"
+            f"{database.address} has schema {version}, and this kvtrail uses schema {VERSION}; choose another database"
         )
 
 
-def prepare(connection: Connection, *, retain_hours: float, now_ns: int) -> None:
+def prepare(database: Database, *, retain_hours: float, now_ns: int) -> None:
     """Make the tables that are not there, and have them keep their rows for so long. Several tracers may do so at once.
 
     Raises:
         StoreError: the tables are those of a newer kvtrail, or this one may not make them.
     """
-    version, retained = make(connection)
+    version, retained = make(database)
     if retained != retain_hours:
         seconds = int(min(retain_hours, _LONGEST_HOURS) * 3600)
         for table, end in _ENDS.items():
-            connection.command(f"ALTER TABLE {table} MODIFY TTL {end} + toIntervalSecond({seconds})")
+            database.command(f"ALTER TABLE {table} MODIFY TTL {end} + toIntervalSecond({seconds})")
     if (version, retained) != (VERSION, retain_hours):
-        connection.insert("kvtrail_schema", ("version", "retain_hours", "written"), [(VERSION, retain_hours, now_ns)])
+        database.insert("kvtrail_schema", ("version", "retain_hours", "written"), [(VERSION, retain_hours, now_ns)])
 
 
-def stored(connection: Connection) -> tuple[int, float]:
+def stored(database: Database) -> tuple[int, float]:
     """The version of the tables, and for how many hours they keep their rows; zeros if there are none yet."""
-    rows = connection.query("SELECT version, retain_hours FROM kvtrail_schema FINAL")
+    rows = database.ask("SELECT version, retain_hours FROM kvtrail_schema FINAL")
     return rows[0] if rows else (0, 0.0)

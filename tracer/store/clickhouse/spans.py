@@ -126,7 +126,7 @@ class SpanReader(Database):
         return [span for span in found if (span.trace_id, span.span_id) in named]
 
     def spans(self, *, since_ns: int, until_ns: int) -> Iterator[list[Span]]:
-        blocks = self.connection.blocks(
+        blocks = self.blocks(
             # Each span once, where the table is ours. Unlike FINAL it is no error where the Collector's exporter made it.
             f"""SELECT {_SELECTED} {_NEAR}
               AND {_END_NS} BETWEEN {{since_ns:Int64}} AND {{to_ns:Int64}} - 1

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvtrail.tracer.savings.minute_sums import by_step
 from kvtrail.tracer.store import Batch
-from kvtrail.tracer.store.clickhouse.connection import Connection
+from kvtrail.tracer.store.clickhouse.connection import Database
 from kvtrail.tracer.store.clickhouse.schema import DIMENSIONS
 from kvtrail.tracer.store.request_rows import LARGEST
 
@@ -32,9 +32,9 @@ Total = tuple[int, int]
 class Sums:
     """The running totals of one tracer."""
 
-    def __init__(self, connection: Connection, tracer: str, described: Callable[[str], tuple[str, ...]]) -> None:
+    def __init__(self, database: Database, tracer: str, described: Callable[[str], tuple[str, ...]]) -> None:
         """`described` gives the dimensions of an engine."""
-        self._connection, self._tracer, self._described = connection, tracer, described
+        self._database, self._tracer, self._described = database, tracer, described
         self._held: OrderedDict[int, dict[RowKey, Total]] = OrderedDict()
         """By stretch of time: all its totals."""
 
@@ -65,7 +65,7 @@ class Sums:
         missing = [at_s for at_s in stretches if at_s not in self._held]
         if not missing:
             return
-        rows = self._connection.query(
+        rows = self._database.ask(
             f"SELECT {', '.join(_KEYS)}, value, number FROM {TABLE} FINAL"
             " WHERE at_s IN {missing:Array(Int64)} AND tracer = {tracer:String}",
             missing=missing,

@@ -7,7 +7,7 @@ written again as a whole, which changes nothing where they were written before (
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
@@ -18,7 +18,7 @@ from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.savings.waste import WastedTokens
 from kvtrail.tracer.store import Batch, engines, findings, measures
 from kvtrail.tracer.store.clickhouse import handoffs, schema, spans, sums
-from kvtrail.tracer.store.clickhouse.connection import Address, Connection
+from kvtrail.tracer.store.clickhouse.connection import Address, Database
 from kvtrail.tracer.store.handoffs import HandoffRow
 from kvtrail.tracer.store.request_rows import COLUMNS, RequestRow, tier_of
 
@@ -41,18 +41,15 @@ class ClickHouseWriter:
         Raises:
             StoreError: there is no such ClickHouse, or its tables are those of a newer kvtrail.
         """
-        self._connection = Connection(address, create=True)
+        self._database = Database(address, create=True)
         self._tracer, self._latest = tracer, 0
         self._decoder = ProtobufDecoder()
-        schema.prepare(self._connection, retain_hours=retain_hours, now_ns=self._next())
-        described = self._connection.query(f"SELECT {', '.join(_ENGINES[:-1])} FROM kvtrail_engines FINAL")
+        schema.prepare(self._database, retain_hours=retain_hours, now_ns=self._next())
+        described = self._database.ask(f"SELECT {', '.join(_ENGINES[:-1])} FROM kvtrail_engines FINAL")
         self._engines: dict[str, dict[str, Any]] = {
             engine: dict(zip(_ENGINES[1:], about, strict=False)) for engine, *about in described
         }
-        self._savings = sums.Sums(self._connection, tracer, self._dimensions)
-
-    def write(self, batch: Batch) -> Sequence[Exception]:
-        return self.ship([(self._next(), batch)])
+        self._savings = sums.Sums(self._database, tracer, self._dimensions)
 
     def ship(self, batches: Sequence[tuple[int, Batch]]) -> Sequence[Exception]:
         """Write batches together, given with their numbers, which grow. What was written under its number before is not
@@ -89,18 +86,14 @@ class ClickHouseWriter:
 
     def handoffs(self, keys: Collection[str]) -> list[HandoffRow]:
         """What other tracers have of the hand-offs that are called so. Raises StoreError."""
-        return handoffs.read(self._connection, keys, but=self._tracer)
-
-    def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
-        """Nothing is left to do: the tables drop by themselves what is older than `retain_hours`."""
-        return iter(())
+        return handoffs.read(self._database, keys, but=self._tracer)
 
     def close(self) -> None:
-        self._connection.close()
+        self._database.close()
 
     def _insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
         if rows:
-            self._connection.insert(table, columns, rows)
+            self._database.insert(table, columns, rows)
 
     def _next(self) -> int:
         """A number larger than all before: about the time, in Unix nanoseconds."""
