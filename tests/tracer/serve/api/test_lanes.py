@@ -109,7 +109,6 @@ def test_filters_fit_a_part_of_either_id_and_the_whole_of_the_rest(put: Callable
     assert found(reader, 0, 1, search="%") == []
     assert found(reader, 0, 1, engines=["f"]) == ["r-2"]
     assert found(reader, 0, 1, status="failed") == ["r-3"]
-    assert found(reader, 0, 1, connector="D", engines=["e"]) == ["r-4"]
 
 
 @pytest.mark.parametrize("search", ["r-", "x-1", "r-77", "r-1234", "77", "nobody"])
