@@ -60,7 +60,7 @@ def questions(reader: Reader, now_ns: int) -> dict[str, Callable[[], object]]:
         "totals": lambda: reader.totals(),
         "engines": lambda: reader.engines(),
         "latest findings": lambda: reader.findings(),
-        "trend of findings": lambda: reader.findings_trend(FindingFilter(), step_ns=HOUR_NS),
+        "trend of findings": lambda: reader.finding_counts(FindingFilter(), step_ns=HOUR_NS),
         "savings of a day": lambda: reader.savings(since_ns=now_ns - 24 * HOUR_NS, until_ns=now_ns),
         "lanes of 15 minutes": lambda: reader.lanes(Window(from_ns=now_ns - HOUR_NS // 4, to_ns=now_ns), live=()),
         "lanes of all": lambda: reader.lanes(Window(from_ns=0, to_ns=now_ns), live=()),
@@ -96,7 +96,7 @@ def main() -> None:
             print(f"{what:<22}{ours:>12.1f}{theirs:>12.1f}{theirs / ours:>9.2f}")
 
         row("writing, us a span", *(each / spans * 1e6 for each in took_s))
-        parts = fleet.query(
+        parts = fleet.ask(
             "SELECT table = 'otel_traces', sum(bytes_on_disk) FROM system.parts WHERE active AND database = currentDatabase()"
             " GROUP BY 1 ORDER BY 1"
         )

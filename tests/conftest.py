@@ -27,7 +27,7 @@ from kvtrail.connector.recording import exporter, recorder
 from kvtrail.connector.simulate.tiny_model import prepare_environment
 from kvtrail.tracer.serve.limits import release_heap
 from kvtrail.tracer.serve.receive import pipeline
-from kvtrail.tracer.store.sqlite import damage
+from kvtrail.tracer.store import damage
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page

@@ -20,7 +20,7 @@ from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.lanes import Window, lane_of
 from kvtrail.tracer.store import FindingFilter
-from kvtrail.tracer.store.sqlite import restart
+from kvtrail.tracer.store.sqlite import recall
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 pytestmark = pytest.mark.long
@@ -71,7 +71,7 @@ def test_a_restart_reads_the_spans_of_open_requests_and_no_others(path: Path, mo
             read.append(len(decoded.events))
             return decoded
 
-    monkeypatch.setattr(restart, "ProtobufDecoder", Counting)
+    monkeypatch.setattr(recall, "ProtobufDecoder", Counting)
     store, writer = SqliteReader(path), SqliteWriter(path)
     some = random.Random(3).sample(store.requests(limit=SPANS), 60)
     keys = {(row["engine"], row["request"]) for row in some}

@@ -34,7 +34,7 @@ GROUPS = {
         ),
         "store": (
             "kvtrail.tracer.commands.store:store",
-            "Verify a sidecar's store, rebuild it from its log, back it up, or restore a backup.",
+            "Verify a sidecar's store, or rebuild it from its log.",
         ),
         "config": (
             "kvtrail.tracer.commands.configuration:config",

@@ -1,24 +1,23 @@
-"""Stores of earlier schemas, of a later one, and damaged ones: what is said of them, and what they hold once opened."""
+"""Stores of an earlier schema, of a later one, and damaged ones: what is said of them, and what they hold once opened."""
 
 from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from history import START_NS, goodbyes, history
-from older_stores import make_schema_3, make_schema_4, make_schema_5
 from wire import encoded
 
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.receive.rebuild import rebuild
-from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store import StoreError, damage
 from kvtrail.tracer.store.request_rows import StoredRequest
-from kvtrail.tracer.store.sqlite import damage, upkeep
+from kvtrail.tracer.store.sqlite import upkeep
 from kvtrail.tracer.store.sqlite.opening import SCHEMA_VERSION
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 from pins.answers import digest
@@ -28,19 +27,12 @@ STORIES = {
     "aborted": "start 96 of a b d\nL 96 c0 h64 -> 64\nA 64 [1-6]\nend aborted",
     "stale": "L 750 c384 h256 -> 256 cached\nA 256 !AssertionError: Mismatch",
 }
-CHANGES: Mapping[str, tuple[str, ...] | Callable[[sqlite3.Connection], None]] = {
+CHANGES: Mapping[str, tuple[str, ...]] = {
     "today's": (),
-    "schema 5": make_schema_5,
-    "schema 4": make_schema_4,
-    "schema 3": make_schema_3,
-    "schema 2": ("PRAGMA user_version=2",),
+    "an earlier schema": (f"PRAGMA user_version={SCHEMA_VERSION - 1}",),
     "a later schema": (f"PRAGMA user_version={SCHEMA_VERSION + 1}",),
     "another program's": ("PRAGMA application_id=7",),
-    "damaged rows": (
-        "DROP TRIGGER requests_change",
-        "DROP TRIGGER requests_move",
-        "UPDATE requests SET body = x'00' WHERE number = 1",
-    ),
+    "damaged rows": ("UPDATE requests SET body = x'00' WHERE number = 1",),
     "a damaged log": ("UPDATE chunks SET body = x'00' WHERE number = (SELECT max(number) FROM chunks)",),
     "rows that are lost": ("DELETE FROM requests WHERE number = 2", "DELETE FROM findings"),
 }
@@ -57,11 +49,8 @@ def old_stores() -> dict[str, Any]:
             path = Path(folder) / "s.db"
             _fill(path)
             db = sqlite3.connect(path)
-            if isinstance(changes, tuple):
-                for change in changes:
-                    db.execute(change)
-            else:
-                changes(db)
+            for change in changes:
+                db.execute(change)
             db.commit()
             db.close()
             found[name] = _opened(path)

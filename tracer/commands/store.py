@@ -13,17 +13,13 @@ from kvtrail.tracer.reports import output_file
 if TYPE_CHECKING:
     from kvtrail.tracer.store.sqlite.upkeep import Fault
 
-ACTIONS = ("verify", "rebuild", "backup", "restore")
-_LOST = (
-    "put a backup in its place with `kvtrail store restore`; without one, `kvtrail store rebuild --force` judges what can"
-    " still be read"
-)
+ACTIONS = ("verify", "rebuild")
+_LOST = "`kvtrail store rebuild --force` judges what can still be read"
 _PATH = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
 @click.argument("action", type=click.Choice(ACTIONS), metavar="|".join(ACTIONS))
-@click.argument("copy", required=False, type=_PATH, metavar="[COPY]")
 @click.option(
     "--store",
     default="kvtrail.db",
@@ -34,27 +30,23 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--force",
     is_flag=True,
-    help="Overwrite an existing copy; replace an existing store; rebuild from the readable part of a damaged log.",
+    help="Rebuild from the readable part of a damaged log.",
 )
-def store(action: str, copy: Path | None, store: Path, force: bool) -> None:
-    """Verify a store, rebuild what is derived from its log, copy it, or restore a copy.
+def store(action: str, store: Path, force: bool) -> None:
+    """Verify a store, or rebuild what is derived from its log.
 
     verify reads all of it, also while a tracer runs. rebuild judges the log again and derives rows, lanes, totals, sums and
-    findings from it; where part of the log is damaged, only with --force. backup copies the store's present state to COPY,
-    also while a tracer runs. restore replaces the store by COPY; the former store is kept beside it. Stop the tracer before
-    rebuild and restore.
+    findings from it; where part of the log is damaged, only with --force. Stop the tracer before it.
 
     Exit code 0: done, or the store is intact; 1: it is damaged; 2: a file cannot be used.
 
     Example: kvtrail store verify --store /var/lib/kvtrail.db
 
-    Example: kvtrail store backup copy.db --store kvtrail.db
+    Example: kvtrail store rebuild --store kvtrail.db
     """
     from kvtrail.tracer.store import StoreError
     from kvtrail.tracer.store.sqlite import upkeep
 
-    if (copy is None) == (action in ("backup", "restore")):
-        raise click.UsageError(f"{action} takes {'the path of a copy' if copy is None else 'no copy'}")
     with output_file.or_exit(None, StoreError, doing=action):
         if action == "verify":
             faults = list(upkeep.verify(store))
@@ -62,16 +54,7 @@ def store(action: str, copy: Path | None, store: Path, force: bool) -> None:
                 click.echo(fault.text)
             click.echo(f"{store} is {_outcome(faults)}")
             raise click.exceptions.Exit(1 if faults else 0)
-        if action == "rebuild":
-            _rebuild(store, force=force)
-        elif copy is not None and action == "backup":
-            output_file.check(copy, force=force, sources=[store])
-            upkeep.copy(store, copy)
-            click.echo(f"{copy} has what {store} has")
-        elif copy is not None:
-            output_file.check(store, force=force, sources=[copy])
-            aside = upkeep.restore(copy, store)
-            click.echo(f"{store} is what {copy} is{'' if aside is None else f'; what was there is {aside}'}")
+        _rebuild(store, force=force)
 
 
 def _outcome(faults: Sequence[Fault]) -> str:
@@ -89,6 +72,6 @@ def _rebuild(store: Path, *, force: bool) -> None:
 
     lost = [fault for fault in upkeep.verify(store) if fault.is_lost]
     if lost and not force:
-        raise StoreError(f"a rebuild of {store} would lose more: {lost[0].text}. Instead, {_LOST}")
+        raise StoreError(f"{store} is not whole: {lost[0].text}; {_LOST}")
     spans = rebuild(store)
     click.echo(f"{store}: {f'what can be read of {spans} spans was' if lost else f'{spans} spans were'} judged again")

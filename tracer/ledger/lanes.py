@@ -45,7 +45,7 @@ class Window:
     Attributes:
         from_ns, to_ns: Unix nanoseconds.
         limit: most lanes.
-        connector, status: exact values.
+        status: an exact value.
         engines: any of these engines; None means any.
         where: conditions that are all met; a request with unknown measures meets none.
         search: a part of the request's id or external id.
@@ -56,7 +56,6 @@ class Window:
     limit: int = 1000
     engines: Sequence[str] | None = None
     where: Sequence[Condition] = ()
-    connector: str = ""
     status: str = ""
     search: str = ""
 

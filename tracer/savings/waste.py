@@ -53,13 +53,12 @@ class WasteFilter:
 
     Attributes:
         since_ns, until_ns: admitted at or after `since_ns`, and before `until_ns`.
-        engine, tenant, cause: as the rows name them; an empty text means any.
+        tenant, cause: as the rows name them; an empty text means any.
         engines, prefixes: any of these; None means any.
     """
 
     since_ns: int
     until_ns: int
-    engine: str = ""
     tenant: str = ""
     cause: str = ""
     engines: Sequence[str] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
@@ -57,30 +57,6 @@ class Chunk:
     named: Collection[str] = ()
 
 
-ACTIVITY_S = 1
-"""Seconds of one interval of recent activity."""
-ACTIVITY_KEPT_S = 900
-"""How long an interval is kept, in seconds."""
-
-
-class Activity(NamedTuple):
-    """The key of a sum of recent activity: an interval of `ACTIVITY_S` that begins at `at_s` (Unix seconds), an engine and a
-    kind of event."""
-
-    at_s: int
-    engine: str
-    kind: str
-
-
-class Amounts(NamedTuple):
-    """The number of events, and the sums of their `returned`, `count` (tokens) and `bytes`."""
-
-    events: int = 0
-    returned: int = 0
-    count_tokens: int = 0
-    bytes: int = 0
-
-
 @dataclass(slots=True)
 class Batch:
     """What is written together, or not at all.
@@ -95,7 +71,6 @@ class Batch:
         findings: findings that are new or have changed.
         savings: what to add to the sums of the offload's savings.
         wasted: what admissions computed again, new or again as it is known now.
-        activity: what to add to the sums of recent activity.
         launches: launches of engines that are new or have changed.
         handoffs: events of hand-offs that have entered the ledger, in order.
         markers: new ones; one with a stored id changes nothing.
@@ -112,7 +87,6 @@ class Batch:
     findings: list[Finding] = field(default_factory=list)
     savings: Mapping[SumKey, int] = field(default_factory=dict)
     wasted: list[WastedTokens] = field(default_factory=list)
-    activity: Mapping[Activity, Amounts] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     handoffs: list[HandoffRow] = field(default_factory=list)
     markers: list[Marker] = field(default_factory=list)
@@ -125,14 +99,13 @@ class FindingFilter:
     """Selects the findings that meet all of its conditions.
 
     Attributes:
-        request, engine, rule, severity, connector: as findings name them; an empty text means any.
+        request, rule, severity, connector: as findings name them; an empty text means any.
         engines: any of these engines; None means any.
         since_ns, until_ns: last seen at or after `since_ns`, and before `until_ns`.
         only, but: of these places, and of none of these; None means any.
     """
 
     request: str = ""
-    engine: str = ""
     rule: str = ""
     severity: str = ""
     connector: str = ""
@@ -206,9 +179,6 @@ class Reader(Protocol):
         """A measure of time over time: for each interval of `step_ns`, by its number since 1970, and each bin of
         `store.duration_bins`, the number of requests that started in it; none where it is zero."""
 
-    def durations_of(self, which: Selection, *, of: Sequence[str]) -> dict[str, dict[int, int]]:
-        """For each of these measures of time, the number of requests by bin."""
-
     def count(self, which: Selection) -> int:
         """How many requests these are."""
 
@@ -235,8 +205,8 @@ class Reader(Protocol):
     def spans_of(self, account: StoredRequest, *, limit: int = 20_000) -> list[Span]:
         """The spans of a request and the foreign spans of its trace, by time; the latest `limit` of them."""
 
-    def spans_named(self, named: Collection[tuple[str, int]]) -> list[Span]:
-        """The kvtrail spans with these ids that began at these times, where they are found near them."""
+    def spans_named(self, named: Collection[tuple[str, str]]) -> list[Span]:
+        """The kvtrail spans with these trace and span ids."""
 
     def findings(
         self, which: FindingFilter = EVERY, *, limit: int = 100, oldest_first: bool = False
@@ -247,15 +217,12 @@ class Reader(Protocol):
         """Of each finding, latest first: its `id`, `rule`, `severity`, `engine`, `connector` and `request`, how often it was
         seen (`count`) and how often it was `healed`: what is needed to count what many of them did."""
 
-    def finding_counts(self, which: FindingFilter = EVERY) -> dict[Place, int]:
-        """The number of findings by place."""
+    def finding_counts(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[tuple[Place, str, int, int]]:
+        """The number of findings by place, severity and interval of `step_ns`: these three, the last by its beginning, and
+        the number. A finding counts where it was last seen."""
 
     def sightings(self) -> list[Sighting]:
         """When the findings of each place were first and last seen, over all time."""
-
-    def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
-        """The number of findings by rule, severity and interval of `step_ns`, which begins at `at_ns`. A finding counts
-        where it was last seen."""
 
     def savings(self, *, since_ns: int, until_ns: int, stretch_s: int = 1) -> list[SavingsRow]:
         """The sums of a range of time by interval, engine, connector and epoch.
@@ -301,13 +268,6 @@ class Reader(Protocol):
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         """Spans in the order of their arrival, with their numbers, from the one after number `after`. The rows of a step
         share a number, and are never split."""
-
-    def last_number(self) -> int:
-        """The number of the span that arrived last; 0 if there is none."""
-
-    def activity(self, *, since_ns: int) -> dict[str, dict[str, int]]:
-        """For each kind of event: `count`, and the sums of `returned`, `count_tokens` and `bytes`, from the interval on that
-        contains `since_ns`."""
 
     def totals(self) -> dict[str, int]:
         """Over all requests: `requests`, `running`, `lookups`, `matched`, `loaded`, `stored`, `preemptions`, `drifting`

@@ -17,7 +17,7 @@ from kvtrail.tracer.serve import outbox_sender
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.outbox_sender import OutboxSender, Sink
 from kvtrail.tracer.store import Batch, StoreError
-from kvtrail.tracer.store.clickhouse.connection import Connection
+from kvtrail.tracer.store.clickhouse.connection import Database
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.handoffs import HandoffRow
 
@@ -58,9 +58,9 @@ def test_clickhouse_that_fails_anywhere_in_between(
 ) -> None:
     """Every third insert fails, before or after it was done: the answer was lost."""
     dice = random.Random(5)
-    insert = Connection.insert
+    insert = Database.insert
 
-    def flaky(self: Connection, *arguments: Any) -> None:
+    def flaky(self: Database, *arguments: Any) -> None:
         fails = dice.random() < 1 / 3
         if not fails or dice.random() < 0.5:
             insert(self, *arguments)
@@ -69,7 +69,7 @@ def test_clickhouse_that_fails_anywhere_in_between(
 
     tracer = FleetTracer(tmp_path, clickhouse())
     tracer.sink().close()  # the tables are there
-    monkeypatch.setattr(Connection, "insert", flaky)
+    monkeypatch.setattr(Database, "insert", flaky)
     failures = 0
     for batch in batches("e-1"):
         tracer.hear(batch)

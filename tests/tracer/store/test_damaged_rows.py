@@ -18,7 +18,7 @@ from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.receive.rebuild import rebuild
 from kvtrail.tracer.store import Batch, Chunk, Sort
-from kvtrail.tracer.store.sqlite import damage as store_damage
+from kvtrail.tracer.store import damage as store_damage
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 FINE = "L 749 c0 h256 -> 256\nA 256\nS 256+493\nend"
@@ -27,9 +27,11 @@ FINE = "L 749 c0 h256 -> 256\nA 256\nS 256+493\nend"
 def changed(path: Path, damage: str) -> None:
     """Change the file of a store behind its back."""
     db = sqlite3.connect(path)
-    for trigger in ("requests_change", "requests_move"):
-        db.execute(f"DROP TRIGGER IF EXISTS {trigger}")  # damage calls none
-    db.executescript(damage)
+    triggers = db.execute(
+        "SELECT name, sql FROM sqlite_schema WHERE name IN ('requests_change', 'requests_move')"
+    ).fetchall()
+    without = "".join(f"DROP TRIGGER {name};" for name, _ in triggers)  # damage calls none
+    db.executescript(f"{without}{damage};" + "".join(f"{sql};" for _, sql in triggers))
     db.close()
 
 
@@ -44,7 +46,7 @@ def changed(path: Path, damage: str) -> None:
         "UPDATE requests SET transfers = CAST(x'ff' AS TEXT) WHERE request = 'r-1-0123abcd'",
         "UPDATE request_measures SET tokens = '{' WHERE number = 2",
         "UPDATE findings SET body = 'null'",
-        "UPDATE engines SET about = '7'",
+        "UPDATE engines SET model = CAST(x'ff' AS TEXT)",
         "UPDATE recorders SET seen = 'x'",
         "UPDATE launches SET state = 'x', cause = '{'",
     ],

@@ -32,8 +32,7 @@ DERIVED = {
     "requests": "request, engine",
     "request_totals": "status, verdict",
     "findings": "id",
-    "finding_sightings": "rule, engine, connector",
-    "efficiency": "step_s, at_s, engine, connector, epoch, measure",
+    "savings": "step_s, at_s, engine, connector, epoch, measure",
 }
 """The tables that are made of the log, and what identifies their rows."""
 
@@ -168,7 +167,7 @@ def test_a_rebuild_makes_of_the_log_what_was_derived(tmp_path: Path) -> None:
     db = sqlite3.connect(path)
     db.execute("UPDATE requests SET body = x'00', external = 'other' WHERE number % 3 = 0")
     db.execute("DELETE FROM requests WHERE number % 3 = 1")
-    db.execute("DELETE FROM efficiency WHERE at_s % 2 = 0")
+    db.execute("DELETE FROM savings WHERE at_s % 2 = 0")
     db.execute("UPDATE request_totals SET loaded = loaded + 1")
     db.execute("UPDATE findings SET body = '{'")
     db.commit()

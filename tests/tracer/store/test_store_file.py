@@ -3,29 +3,23 @@ smaller."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from evicted_story import ABOUT, CHUNK
 from evicted_story import STORY as EVICTED
-from history import hash_of, history
+from history import history
 from msgspec.structs import replace
-from older_stores import make_schema_3, make_schema_4, make_schema_5
 from wire import encoded
 
-from kvtrail.tracer.ledger.lanes import Window
-from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive import recovery
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.serve.receive.rebuild import rebuild
-from kvtrail.tracer.store import Batch, FindingFilter, StoreError
-from kvtrail.tracer.store.sqlite import engines, opening, room, upkeep
+from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store.sqlite import opening, quota, upkeep
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
@@ -91,30 +85,19 @@ def test_a_file_that_is_no_store_is_refused_and_stays(tmp_path: Path, begin: byt
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"), [(999, "written by a newer kvtrail"), (1, "a row for each span"), (2, "a row")]
-)
-def test_a_store_of_another_kvtrail_is_refused(tmp_path: Path, schema: int, said: str) -> None:
-    path = tmp_path / "other.db"
-    db = sqlite3.connect(path)
-    db.execute(f"PRAGMA user_version={schema}")
-    db.close()
-    with pytest.raises(StoreError, match=said):
-        SqliteWriter(path)
-
-
-@pytest.mark.parametrize(
     "made",
     [
         "ALTER TABLE launches DROP COLUMN lost",
         "ALTER TABLE engines ADD COLUMN rack TEXT",
         "DROP TABLE markers; CREATE TABLE markers (request TEXT)",
+        "DROP INDEX requests_by_start",
         "PRAGMA user_version=0",
         "PRAGMA user_version=-3",
-        "PRAGMA user_version=3",
-        "PRAGMA user_version=4; ALTER TABLE request_measures DROP COLUMN tokens",
+        "PRAGMA user_version=6",
+        "PRAGMA user_version=999",
     ],
 )
-def test_a_store_of_an_unknown_or_unfinished_schema_is_refused_with_what_to_do(tmp_path: Path, made: str) -> None:
+def test_a_store_of_another_schema_is_refused_with_what_to_do(tmp_path: Path, made: str) -> None:
     path = tmp_path / "s.db"
     filled(path, 1)
     db = sqlite3.connect(path)
@@ -129,7 +112,7 @@ def test_a_store_of_an_unknown_or_unfinished_schema_is_refused_with_what_to_do(t
     with pytest.raises(StoreError, match="choose a new file"):
         list(upkeep.verify(path))
     assert path.read_bytes() == before
-    assert not [*tmp_path.glob("*.schema-*"), *tmp_path.glob("*.damaged*")]
+    assert not [*tmp_path.glob("*.partly"), *tmp_path.glob("*.damaged*")]
 
 
 @pytest.mark.parametrize(
@@ -174,147 +157,6 @@ def test_damage_found_in_use_is_reported_and_set_aside_at_the_next_start(
     assert len(SqliteReader(path).requests()) == 1
 
 
-def add_column(db: sqlite3.Connection) -> None:
-    db.execute("ALTER TABLE engines ADD COLUMN rack TEXT NOT NULL DEFAULT ''")
-
-
-def fail(db: sqlite3.Connection) -> None:
-    add_column(db)
-    db.execute("UPDATE engines SET rack = NULL")
-
-
-@pytest.mark.parametrize("change", [add_column, fail])
-def test_an_older_store_is_copied_before_it_is_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[sqlite3.Connection], None]
-) -> None:
-    path = tmp_path / "s.db"
-    filled(path, 3)
-    today = opening.SCHEMA_VERSION
-    monkeypatch.setattr(opening, "SCHEMA_VERSION", today + 1)
-    monkeypatch.setattr(opening, "CHANGES", {today: change})
-    added = engines.SCHEMA[0].removesuffix(")") + ", rack TEXT NOT NULL DEFAULT '')"
-    monkeypatch.setattr(engines, "SCHEMA", (added, *engines.SCHEMA[1:]))
-    if change is fail:
-        with pytest.raises(StoreError, match="NOT NULL constraint failed"):
-            SqliteWriter(path)
-    else:
-        SqliteWriter(path).close()
-    copy = tmp_path / f"s.db.schema-{today}"
-    for file, is_changed in ((path, change is add_column), (copy, False)):
-        db = sqlite3.connect(file)
-        assert db.execute("PRAGMA user_version").fetchone() == (today + 1 if is_changed else today,)
-        assert ("rack" in [column[1] for column in db.execute("PRAGMA table_info(engines)")]) is is_changed
-        assert db.execute("SELECT count(*) FROM requests").fetchone() == (3,)
-        db.close()
-
-
-def test_a_store_of_schema_3_gets_the_settings_of_launches(tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
-    filled(path, 1)
-    db = sqlite3.connect(path)
-    make_schema_3(db)
-    db.commit()
-    db.close()
-    writer = SqliteWriter(path)
-    assert [launch.settings for launch in writer.launches()] == [{}]
-    reset = Marker(id="reset 1", kind=MarkerKind.RESET, at_ns=5, text="reset it")
-    writer.write(
-        Batch(markers=[reset], launches=[dataclasses.replace(writer.launches()[0], settings={"vLLM": "0.12"})])
-    )
-    assert [launch.settings for launch in writer.launches()] == [{"vLLM": "0.12"}]
-    writer.close()
-    assert SqliteReader(path).markers(since_ns=0, until_ns=10, limit=9) == [reset]
-
-
-def test_silences_and_notes_of_an_older_store_are_left_alone_until_they_are_old(tmp_path: Path) -> None:
-    """An earlier kvtrail had a table of the one, and markers of a kind of their own for the other."""
-    path = tmp_path / "s.db"
-    filled(path, 1)
-    db = sqlite3.connect(path)
-    db.execute(
-        "CREATE TABLE silences (id TEXT PRIMARY KEY, ends_ns INTEGER, written_ns INTEGER, body TEXT) WITHOUT ROWID"
-    )
-    db.execute("INSERT INTO silences VALUES ('s', NULL, 1, '{}')")
-    db.execute("INSERT INTO markers (id, kind, at_ns, engine, text) VALUES ('note 1', 'note', 5, '', 'load test')")
-    db.commit()
-    list(upkeep.verify(path))
-    writer = SqliteWriter(path)
-    reset = Marker(id="reset 1", kind=MarkerKind.RESET, at_ns=6, text="reset it")
-    writer.write(Batch(markers=[reset]))
-    assert SqliteReader(path).markers(since_ns=0, until_ns=10, limit=9) == [reset]
-    for _ in writer.prune(before_ns=6):
-        pass
-    writer.close()
-    assert db.execute("SELECT id FROM markers").fetchall() == [("reset 1",)]
-    db.close()
-
-
-def test_a_store_of_schema_4_has_how_requests_ended_and_after_a_rebuild_their_prefixes(tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
-    pipeline = Pipeline(SqliteWriter(path), Metrics())
-    for number, end in enumerate(("end", "end aborted", "L 96 c0 -> !OSError")):
-        hear(pipeline, f"r{number}", f"start 96 of a b c\nL 96 c0 h64 -> 64\nA 64 [1-6]\n{end}")
-    pipeline.close()
-    prefix, ended = hash_of("b").hex(), ("finished", "aborted", "failed")
-    assert _measured(path) == [(prefix, each) for each in ended]
-    db = sqlite3.connect(path)
-    make_schema_4(db)
-    db.commit()
-    db.close()
-    SqliteWriter(path).close()
-    assert _measured(path) == [("unknown", each) for each in ended]
-    rebuild(path)
-    assert _measured(path) == [(prefix, each) for each in ended]
-
-
-def test_a_store_of_schema_5_has_its_findings_under_the_names_that_rules_have_today(tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
-    pipeline = Pipeline(SqliteWriter(path), Metrics())
-    for name in ("r1", "r2"):
-        hear(pipeline, name, "L 750 c384 h256 -> 256 cached\nend")
-    pipeline.close()
-    db = sqlite3.connect(path)
-    make_schema_5(db)
-    db.execute("UPDATE findings SET rule = 'second-load', body = json_set(body, '$.rule', 'second-load')")
-    db.execute("UPDATE findings SET body = '{' WHERE request LIKE '%r2%'")
-    db.execute("UPDATE finding_sightings SET rule = 'second-load'")
-    db.commit()
-    db.close()
-    SqliteWriter(path).close()
-    reader = SqliteReader(path)
-    assert [each["rule"] for each in reader.findings(FindingFilter(rule="duplicate-load"))] == ["duplicate-load"]
-    assert {place.rule for place in reader.finding_counts()} == {"duplicate-load"}
-    assert {each.place.rule for each in reader.sightings()} == {"duplicate-load"}
-
-
-def test_a_store_of_schema_5_has_the_same_requests_and_lanes(tmp_path: Path) -> None:
-    path, window = tmp_path / "s.db", Window(from_ns=0, to_ns=2**62)
-    filled(path, 3)
-    before = SqliteReader(path).requests(), SqliteReader(path).lanes(window, live=()), SqliteReader(path).totals()
-    assert len(before[1].lanes) == 3
-    damaged = "r1-0123abcd"
-    db = sqlite3.connect(path)
-    make_schema_5(db)
-    db.execute("UPDATE requests SET account = '{' WHERE request = ?", (damaged,))
-    db.commit()
-    db.close()
-    SqliteWriter(path).close()
-    reader = SqliteReader(path)
-    assert (reader.lanes(window, live=()), reader.totals()) == before[1:]
-    assert [each.account() for each in reader.requests()] == [
-        each.account() for each in before[0] if each["request"] != damaged
-    ]
-    assert [fault.text for fault in upkeep.verify(path)] == ["1 rows of requests cannot be read: their body is damaged"]
-
-
-def _measured(path: Path) -> list[tuple[str, str]]:
-    db = sqlite3.connect(path)
-    try:
-        return db.execute("SELECT prefix, ending FROM request_measures ORDER BY number").fetchall()
-    finally:
-        db.close()
-
-
 def test_the_oldest_leave_when_the_store_is_too_large_and_the_disk_gets_its_room_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +166,7 @@ def test_the_oldest_leave_when_the_store_is_too_large_and_the_disk_gets_its_room
     writer, reader = SqliteWriter(path), SqliteReader(path)
     before = path.stat().st_size
     bound = before * 2 // 3
-    monkeypatch.setattr(room, "_SHARED_BYTES", 0)
+    monkeypatch.setattr(quota, "_SHARED_BYTES", 0)
     steps = list(writer.prune(before_ns=0, most_bytes=bound))
     assert max(steps) <= 64 * len(history(STORY)), "no step drops more than some chunks"
     left = {row["request"] for row in reader.requests(limit=1000)}

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from history import START_NS
+from history import history
 from processes import Tracer
 from test_store_file import filled, hear, overwrite, root_page
-from traffic import Engine, served
 from wire import encoded
 
 from kvtrail.__main__ import main
@@ -70,8 +69,6 @@ def test_a_store_is_its_owners_alone_also_where_it_was_not(tmp_path: Path) -> No
         found = {part.name: oct(part.stat().st_mode & 0o777) for part in tmp_path.iterdir()}
         assert found == dict.fromkeys(("s.db", "s.db-wal", "s.db-shm", "s.db.lock"), "0o600")
         pipeline.close()
-        assert store("backup", tmp_path / "copy.db", "--store", path).exit_code == 0
-        assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600
     finally:
         os.umask(before)
 
@@ -111,59 +108,19 @@ def test_a_file_that_is_no_database_is_not_set_aside_by_the_second_start(tmp_pat
     assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_store_from_before_it_had_an_application_id_is_one(tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
-    filled(path, 1)
-    db = sqlite3.connect(path)
-    db.execute("PRAGMA application_id=0")
-    db.close()
-    SqliteWriter(path).close()
-    ((application,),) = sqlite3.connect(path).execute("PRAGMA application_id")
-    assert application.to_bytes(4) == b"kvtr"
-
-
-def test_a_copy_of_a_store_in_use_is_whole_and_is_put_back(tmp_path: Path, start_tracer: Callable[..., Tracer]) -> None:
-    """While a real tracer is sent spans; the copy then stands alone, unlike a copied file without its WAL."""
-    tracer, copy = start_tracer(), tmp_path / "copy.db"
-    events = served(Engine("busy"), from_ns=START_NS, to_ns=START_NS + 60 * S)
-    batches = [encoded(events[at : at + 20]) for at in range(0, len(events), 20)]
-    half = len(batches) // 2
-    post_all(tracer, batches[:half])
-    acknowledged = {event.request for event in events[: half * 20]}
-    tracer.get("/api/requests")  # rows follow their spans; who asks gets them
-    sending = threading.Thread(target=post_all, args=(tracer, batches[half:]))
-    sending.start()
-    made = store("backup", copy, "--store", tracer.store)
-    sending.join()
-    assert made.exit_code == 0, made.output
-    assert store("backup", copy, "--store", tracer.store).exit_code == 2, "it exists"
-    assert store("verify", "--store", tracer.store).exit_code == 0, "also while it runs"
-    refused = store("restore", copy, "--store", tracer.store, "--force")
-    assert (refused.exit_code, "a tracer uses the store" in refused.output) == (2, True)
+def test_a_store_in_use_is_verified_and_not_rebuilt(start_tracer: Callable[..., Tracer]) -> None:
+    tracer = start_tracer()
+    post_all(tracer, [encoded(history("L 749 c0 h256 -> 256\nA 256\nend"))])
+    assert store("verify", "--store", tracer.store).exit_code == 0
     in_use = store("rebuild", "--store", tracer.store)
     assert (in_use.exit_code, "; end it first" in in_use.output, "--store" in in_use.output) == (2, True, False)
-    tracer.end()
-    assert store("restore", copy, "--store", tracer.store).exit_code == 2, "a store is there"
-    assert store("restore", copy, "--store", tracer.store, "--force").exit_code == 0
-    assert store("verify", "--store", tracer.store).output == f"{tracer.store} is whole\n"
-    pipeline = Pipeline(SqliteWriter(tracer.store), Metrics())
-    pipeline.storage.write_rows()
-    assert requests_in(tracer.store) >= acknowledged
-    pipeline.close()
-    (aside,) = tracer.store.parent.glob(f"{tracer.store.name}.replaced-*[0-9]")
-    assert requests_in(aside) == {event.request for event in events}
 
 
-def test_what_is_not_whole_is_not_put_in_the_place_of_a_store(tmp_path: Path) -> None:
-    good, bad = tmp_path / "good.db", tmp_path / "bad.db"
-    filled(good, 3)
-    filled(bad, 3)
-    overwrite(bad, (root_page(bad, "requests") - 1) * 4096)
-    before = good.read_bytes()
-    result = store("restore", bad, "--store", good, "--force")
-    assert (result.exit_code, "nothing was changed" in result.output) == (2, True)
-    assert good.read_bytes() == before
-    found = store("verify", "--store", bad)
+def test_a_damaged_page_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "bad.db"
+    filled(path, 3)
+    overwrite(path, (root_page(path, "requests") - 1) * 4096)
+    found = store("verify", "--store", path)
     assert (found.exit_code, "the file is damaged" in found.output) == (1, True)
 
 
@@ -179,46 +136,19 @@ FOREIGN = {
 
 @pytest.mark.parametrize("said", FOREIGN)
 def test_a_store_with_what_would_run_by_itself_is_refused(tmp_path: Path, said: str) -> None:
-    path, good = tmp_path / "s.db", tmp_path / "good.db"
+    path = tmp_path / "s.db"
     filled(path, 1)
-    filled(good, 2)
     db = sqlite3.connect(path)
     db.executescript(FOREIGN[said])
     db.close()
     before = path.read_bytes()
-    for arguments in (
-        ("verify", "--store", path),
-        ("restore", path, "--store", good, "--force"),
-        ("backup", tmp_path / "copy.db", "--store", path),
-        ("rebuild", "--store", path, "--force"),
-    ):
+    for arguments in (("verify", "--store", path), ("rebuild", "--store", path, "--force")):
         result = store(*arguments)
         assert (result.exit_code, said in result.output) == (2, True), (arguments, result.output)
-        assert "kvtrail store restore" in result.output, arguments
+        assert "choose a new file (--store)" in result.output, arguments
     with pytest.raises(StoreError, match=said):
         SqliteWriter(path)
     assert path.read_bytes() == before
-    assert len(requests_in(good)) == 2
-    assert not (tmp_path / "copy.db").exists()
-
-
-@pytest.mark.parametrize("place", ["copy.db", "copy.db.partly"])
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_backup_follows_no_link(tmp_path: Path, place: str, *, is_there: bool) -> None:
-    """Somebody else may write to the folder of the copies."""
-    path, victim = tmp_path / "s.db", tmp_path / "victim"
-    filled(path, 1)
-    if is_there:
-        victim.write_text("precious")
-    (tmp_path / place).symlink_to(victim)
-    if place == "copy.db":
-        refused = store("backup", tmp_path / "copy.db", "--store", path)
-        assert (refused.exit_code, "already exists" in refused.output) == (2, True)
-    assert store("backup", tmp_path / "copy.db", "--store", path, "--force").exit_code == 0
-    assert not (tmp_path / "copy.db").is_symlink()
-    assert len(requests_in(tmp_path / "copy.db")) == 1
-    assert victim.exists() is is_there
-    assert not is_there or victim.read_text() == "precious"
 
 
 def test_a_damaged_log_is_not_rebuilt_unless_that_is_asked_for(tmp_path: Path) -> None:
@@ -233,9 +163,9 @@ def test_a_damaged_log_is_not_rebuilt_unless_that_is_asked_for(tmp_path: Path) -
     found = store("verify", "--store", path)
     assert found.exit_code == 1
     assert "spans of the log cannot be read" in found.output
-    assert "put a backup in its place with `kvtrail store restore`" in found.output
+    assert "`kvtrail store rebuild --force` judges what can still be read" in found.output
     refused = store("rebuild", "--store", path)
-    assert (refused.exit_code, "would lose more" in refused.output) == (2, True)
+    assert (refused.exit_code, "is not whole" in refused.output) == (2, True)
     assert sqlite3.connect(path).execute("SELECT count(*) FROM requests").fetchall() == [(rows,)]
     forced = store("rebuild", "--store", path, "--force")
     assert (forced.exit_code, "what can be read of" in forced.output) == (0, True)
@@ -243,8 +173,6 @@ def test_a_damaged_log_is_not_rebuilt_unless_that_is_asked_for(tmp_path: Path) -
 
 def test_the_command_says_what_it_needs(tmp_path: Path) -> None:
     for arguments in (
-        ("backup",),
-        ("restore",),
         ("verify", tmp_path / "copy"),
         ("rebuild", tmp_path / "copy"),
         ("mend",),

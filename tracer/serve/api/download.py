@@ -45,8 +45,8 @@ def part_about(
 def _evidence(reader: Reader, account: StoredRequest, findings: Iterable[Finding], spans: Sequence[Span]) -> list[Span]:
     """What findings rest on besides the `spans` of their request: the spans that they name, and all of the requests that
     these are of, since an account with holes decides nothing."""
-    own = {(span.span_id, span.start_ns) for span in spans}
-    named = {(witness.span_id, witness.at_ns): None for finding in findings for witness in finding.witness}
+    own = {(span.trace_id, span.span_id) for span in spans}
+    named = {(witness.trace_id, witness.span_id): None for finding in findings for witness in finding.witness}
     elsewhere = [each for each in named if each not in own][:MAX_NAMED]
     evidence: list[Span] = []
     seen = {(account["engine"], account["request"])}

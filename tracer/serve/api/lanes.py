@@ -73,14 +73,13 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         which: Where,
         limit: Annotated[int, Query(ge=1, le=5000, description="the maximum number of requests")] = 1000,
         points: Annotated[int, Query(ge=100, le=20_000, description="resolution: moments across the window")] = 2000,
-        connector: str = "",
         status: str = "",
         q: Annotated[str, Query(description="part of the engine's or the external id")] = "",
     ) -> LaneColumns:
         if not 0 < to_ns - from_ns <= LONGEST_NS:
             raise HTTPException(422, "to_ns must lie after from_ns, and at most 400 days after it")
         window = Window(
-            from_ns=from_ns, to_ns=to_ns, limit=limit, engines=which.engines, where=which.where, connector=connector,
+            from_ns=from_ns, to_ns=to_ns, limit=limit, engines=which.engines, where=which.where,
             status=status, search=q,
         )  # fmt: skip
         return _columns(reader, window, process, points=points)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.model.conditions import TIMES, Time
 from kvtrail.tracer.model.grouping import By, OfRequests
-from kvtrail.tracer.serve.api.filters import Moment, Where, moments
+from kvtrail.tracer.serve.api.filters import MAX_NS, Moment, Where, moments
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Group, Reader, Selection
 from kvtrail.tracer.store.duration_bins import BINS, BOUNDS_NS, SCALE, percentile
@@ -132,7 +132,9 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
 
     @api.get("/latency/measures", summary="How long requests spent in each phase, and why their tokens were computed")
     def measures(which: Selected) -> Measures:
-        counts = reader.durations_of(which, of=TIMES)
+        counts = {
+            of: {number: count for _, number, count in reader.durations(which, of=of, step_ns=MAX_NS)} for of in TIMES
+        }
         return Measures(
             since_ns=which.since_ns,
             until_ns=which.before_ns,

@@ -10,13 +10,17 @@ from typing import Protocol
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.retained_blocks import KeptHandOff
 from kvtrail.tracer.ledger.handoffs import HandOffs
-from kvtrail.tracer.liveness.engine import CONTACT_NS
+from kvtrail.tracer.liveness.engine import CONTACT_NS, EngineState, last_launches
 from kvtrail.tracer.liveness.recorders import Recorders
 from kvtrail.tracer.serve.errors import InternalErrors
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
+from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.handoffs import heard_of
+
+_REPORTS = (EngineState.RUNNING, EngineState.NOT_OBSERVED)
+"""The states in which sidecars note an engine that still reports."""
 
 
 class Live(Protocol):
@@ -90,4 +94,6 @@ class FleetProcess:
         return known.handoffs
 
     def running(self) -> set[str]:
-        return set(self._reader.heard_since(time.time_ns() - CONTACT_NS))
+        heard, since_ns = self._reader.heard(), time.time_ns() - CONTACT_NS - NOTE_ENGINE_NS
+        last = last_launches(self._reader.launches()).values()
+        return {each.engine for each in last if each.state in _REPORTS and heard.get(each.engine, 0) >= since_ns}

@@ -15,7 +15,6 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from kvtrail.tracer.capacity.memory_curves import MemoryCurve, memory_curves
-from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.savings.cause_sums import lacking_of, tenants_of
 from kvtrail.tracer.savings.minute_sums import SavingsRow, interval_s
 from kvtrail.tracer.savings.sums import Savings, prefill_rates, savings_of
@@ -36,17 +35,13 @@ class FindingOrder(StrEnum):
 
 
 class FindingsTrend(BaseModel):
-    """The number of findings by rule and time, and the values one can filter by."""
+    """The number of findings by rule and time."""
 
     since_ns: int
     until_ns: int
     step_ns: int
     counts: list[dict[str, Any]]
     """For each `rule`, `severity` and stretch that begins at `at_ns`: the number of `findings` last seen in it."""
-    choices: dict[str, list[str]]
-    """The `rules`, `severities`, `connectors`, `engines` and `models` that have findings at all."""
-    engine_names: dict[str, str]
-    """The engines' names for people, by id."""
 
 
 class SavingsReport(BaseModel):
@@ -92,20 +87,17 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
     def trend(asked: Findings) -> FindingsTrend:
         which, since, until = asked.in_range(length_ns=DAY_NS)
         step_ns = max(1, -(-(until - since) // MAX_STRETCHES))
-        known = asked.resolver.engines
-        sightings = [sighting.place for sighting in reader.sightings()]
-        places = {
-            f"{column}s": sorted({getattr(place, column) for place in sightings} - {""})
-            for column in ("rule", "connector", "engine")
-        }
-        models = sorted({known[e]["model"] for e in places["engines"] if e in known and known[e]["model"]})
+        counts = Counter[tuple[int, str, str]]()
+        for place, severity, at_ns, number in reader.finding_counts(which, step_ns=step_ns):
+            counts[at_ns, place.rule, severity] += number
         return FindingsTrend(
             since_ns=since,
             until_ns=until,
             step_ns=step_ns,
-            counts=reader.findings_trend(which, step_ns=step_ns),
-            choices={**places, "severities": [*Severity], "models": models},
-            engine_names={engine: known[engine]["name"] for engine in places["engines"] if engine in known},
+            counts=[
+                {"rule": rule, "severity": severity, "at_ns": at_ns, "findings": number}
+                for (at_ns, rule, severity), number in sorted(counts.items())
+            ],
         )
 
     @api.get("/efficiency", summary="What the offload saved over a range of time")

@@ -116,7 +116,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         return found
 
     def findings_of(account: StoredRequest) -> list[dict[str, Any]]:
-        return reader.findings(FindingFilter(request=account["request"], engine=account.engine), limit=MAX_FINDINGS)
+        return reader.findings(FindingFilter(request=account["request"], engines=[account.engine]), limit=MAX_FINDINGS)
 
     @api.get(
         "/requests",

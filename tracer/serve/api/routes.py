@@ -43,8 +43,7 @@ from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.serve.tokens import Access
-from kvtrail.tracer.store import Reader, StoreError
-from kvtrail.tracer.store.sqlite import damage
+from kvtrail.tracer.store import Reader, StoreError, damage
 
 UNAVAILABLE = 503
 MAX_RECORDERS = 500

@@ -55,18 +55,16 @@ def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilt
     """The rules with findings that meet the filter, which is that of the range: first those that did harm, then by what they
     can do."""
     counts: Counter[str] = Counter()
-    severities: dict[str, str] = {}
-    for each in reader.findings_trend(which, step_ns=MAX_NS):
-        counts[each["rule"]] += each["findings"]
-        so_far = severities.get(each["rule"], each["severity"])
-        severities[each["rule"]] = min(so_far, each["severity"], key=WORST_FIRST.__getitem__)
-    if not counts:
-        return []
-    titles, known = {rule: page.title for rule, page in pages.every().items()}, resolver.known
     not_known: Counter[str] = Counter()
-    for place, number in reader.finding_counts(which).items():
+    severities: dict[str, str] = {}
+    titles, known = {rule: page.title for rule, page in pages.every().items()}, resolver.known
+    for place, severity, _, number in reader.finding_counts(which, step_ns=MAX_NS):
+        counts[place.rule] += number
+        severities[place.rule] = min(severities.get(place.rule, severity), severity, key=WORST_FIRST.__getitem__)
         if known.of(place) is None:
             not_known[place.rule] += number
+    if not counts:
+        return []
     findings = [
         {**each, "is_known": known.of(place_of(each)) is not None}
         for each in resolver.impacts(reader.findings_in_brief(which, limit=LOOKED_AT))

@@ -18,8 +18,7 @@ from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.api.rule_summaries import RuleSummary, rule_summaries
 from kvtrail.tracer.serve.api.status import Level, Range, Statement
-from kvtrail.tracer.store import FindingFilter, Reader
-from kvtrail.tracer.store.sqlite import damage
+from kvtrail.tracer.store import FindingFilter, Reader, damage
 
 
 class Status(BaseModel):

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
-from msgspec.structs import fields
-
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.events.bounded import BoundedDict
-from kvtrail.tracer.events.events import CLASSES, Event
+from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ledger.lanes import lane_of
 from kvtrail.tracer.ledger.measures import measures_of
 from kvtrail.tracer.liveness import markers
@@ -25,7 +22,7 @@ from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.judging import Judge
 from kvtrail.tracer.serve.receive.receiving import ReceivedRequest
-from kvtrail.tracer.store import ACTIVITY_S, Activity, Amounts, Batch, StoreError
+from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.request_rows import row_of
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
@@ -39,13 +36,6 @@ be written is shown later."""
 FOLD_NS = 60 * 10**9
 """How long small chunks stay in the log, where few spans come."""
 MAX_MARKED = 10_000
-_STRETCH_NS = ACTIVITY_S * 10**9
-_SOURCES = {"returned": "returned", "count_tokens": "count", "bytes": "bytes"}
-"""Which field of an event each amount sums up."""
-_HAVE = {
-    amount: frozenset(kind for kind, cls in CLASSES.items() if source in {field.name for field in fields(cls)})
-    for amount, source in _SOURCES.items()
-}
 
 
 class Storage:
@@ -170,7 +160,7 @@ class Storage:
         fresh: Sequence[Event] = ()
         if came is not None:
             fresh = came.fresh
-            batch.digest, batch.engines, batch.activity = came.digest, engines or {}, activity_of(fresh)
+            batch.digest, batch.engines = came.digest, engines or {}
             batch.markers = [each for each in markers.of_events(fresh) if each.id not in self._marked]
             batch.seen = {recorder: numbers.as_text() for recorder, numbers in came.numbers.items()}
         for key in keys:
@@ -258,20 +248,3 @@ class Storage:
             # Without a start, every event of it waits for one that is missing before it.
             lane = lane_of(account, verdict=verdict, findings=findings) if account.started_ns else None
             batch.requests.append(row_of(known, lane))
-
-
-def activity_of(events: Sequence[Event]) -> dict[Activity, Amounts]:
-    """What events add to the sums of recent activity, by stretch of time, engine and kind."""
-    counts = Counter([(event.end_ns // _STRETCH_NS, event.engine, event.kind) for event in events])
-    amounts = {amount: Counter[tuple[int, str, str]]() for amount in _SOURCES}
-    for amount, source in _SOURCES.items():
-        kinds = _HAVE[amount]
-        for event in events:
-            if event.kind in kinds and (value := getattr(event, source)):
-                amounts[amount][event.end_ns // _STRETCH_NS, event.engine, event.kind] += value
-    return {
-        Activity(stretch * ACTIVITY_S, engine, kind): Amounts(
-            count, *(amounts[amount][stretch, engine, kind] for amount in _SOURCES)
-        )
-        for (stretch, engine, kind), count in counts.items()
-    }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store import StoreError, queries
 
 DATABASE = "kvtrail"
 """The database, where the address names none."""
@@ -26,6 +26,10 @@ _DEFAULTS = {
     "send_receive_timeout": "60",
 }
 """Settings of a server and its client, where the address says nothing else."""
+
+
+ASKED_TOGETHER = 500
+"""Requests, or names of hand-offs, that one query has."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -80,8 +84,10 @@ class Address:
     __repr__ = __str__
 
 
-class Connection:
+class Database(queries.Database):
     """A client of one database. Any thread may use it."""
+
+    sum_of, divided = "sum({})", "intDiv({}, {})"
 
     def __init__(self, address: Address, *, create: bool = False) -> None:
         """With `create`, the database is made where it does not exist.
@@ -110,8 +116,10 @@ class Connection:
         with self._telling("change"):
             self._client.command(statement)
 
-    def query(self, select: str, **values: Any) -> list[Any]:
-        """The rows of a SELECT, which has `{name:Type}` for each value."""
+    def table(self, name: str) -> str:
+        return f"kvtrail_{name} FINAL"
+
+    def ask(self, select: str, **values: Any) -> list[Any]:
         with self._telling("read"):
             return list(self._client.query(select, parameters=values).result_rows)
 

@@ -3,11 +3,11 @@ of those that they have one side of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 from typing import Any
 
-from kvtrail.tracer.store.clickhouse.connection import Connection
-from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, Database
+from kvtrail.tracer.store.clickhouse.connection import ASKED_TOGETHER, Database
 from kvtrail.tracer.store.handoffs import HandoffRow
 
 _FIELDS = tuple(name for name in HandoffRow._fields if name not in ("keys", "is_own"))
@@ -20,11 +20,12 @@ def rows_of(row: HandoffRow, *, tracer: str, number: Callable[[], int]) -> Itera
     return ((key, *values, tracer, number()) for key in row.keys)
 
 
-def read(connection: Connection, keys: Collection[str], *, but: str = "") -> list[HandoffRow]:
+def read(database: Database, keys: Collection[str], *, but: str = "") -> list[HandoffRow]:
     """The events of these hand-offs, those of each sidecar in the order in which it entered them, without those of one."""
     found: dict[tuple[str, int, str], HandoffRow] = {}
-    for some in _together(keys):
-        rows = connection.query(
+    names = iter(keys)
+    while some := [*islice(names, ASKED_TOGETHER)]:
+        rows = database.ask(
             f"SELECT {', '.join(('key', *_FIELDS))} FROM kvtrail_handoffs FINAL"
             " WHERE key IN {keys:Array(String)} AND tracer != {but:String} ORDER BY tracer, written",
             keys=some,
@@ -34,16 +35,3 @@ def read(connection: Connection, keys: Collection[str], *, but: str = "") -> lis
             row = HandoffRow(**dict(zip(_FIELDS, values, strict=True)), keys=(key,), is_own=False)
             found.setdefault((row.recorder, row.sequence, row.request), row)
     return list(found.values())
-
-
-class HandoffReader(Database):
-    """The part of the reader that is about hand-offs."""
-
-    def handoffs(self, keys: Collection[str]) -> list[HandoffRow]:
-        """The events of the hand-offs that are called so, as `read` has them."""
-        return read(self.connection, keys)
-
-
-def _together(keys: Iterable[str]) -> Iterator[list[str]]:
-    every = list(keys)
-    return (every[at : at + ASKED_TOGETHER] for at in range(0, len(every), ASKED_TOGETHER))

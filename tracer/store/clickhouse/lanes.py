@@ -12,14 +12,14 @@ from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
 from kvtrail.tracer.store.clickhouse import measures
-from kvtrail.tracer.store.clickhouse.database import Database, all_of
+from kvtrail.tracer.store.clickhouse.connection import Database
+from kvtrail.tracer.store.queries import all_of
 from kvtrail.tracer.store.request_rows import FINDINGS_TIER, LOTS
 
-FIELDS = (
-    "request", "external", "connector", "status", "verdict", "findings", "complete", "started_ns", "last_ns", "ended_ns",
-    "changes", "transfers",
-)  # fmt: skip
-"""The fields of a `Lane`, besides its engine, in the order of the columns."""
+_FIELDS = Lane.__struct_fields__
+_LAST_NS = "greatest(last_ns, coalesce(ended_ns, 0))"
+"""A request may have ended with its engine, after its own last event."""
+_COLUMNS = ", ".join(_LAST_NS if name == "last_ns" else name for name in _FIELDS)
 
 
 class LaneReader(Database):
@@ -29,8 +29,7 @@ class LaneReader(Database):
         conditions, values = all_of(
             {
                 "started_ns <= {to_ns:Int64}": window.to_ns,
-                "engine IN {engines:Array(String)}": None if window.engines is None else [*window.engines],
-                "connector = {connector:String}": window.connector,
+                "engine IN {engines:Array(String)}": window.engines,
                 "status = {status:String}": window.status,
                 "(position(request, {search:String}) > 0 OR position(external, {search:String}) > 0)": window.search,
             }
@@ -39,11 +38,11 @@ class LaneReader(Database):
             condition, compared = measures.met(window.where)
             conditions, values = f"{conditions} AND {condition}", values | compared
         overlapping = (
-            f"FROM kvtrail_lanes FINAL {conditions}"
-            " AND (last_ns >= {from_ns:Int64} OR (ended_ns IS NULL AND engine IN {live:Array(String)}))"
+            f"FROM kvtrail_requests FINAL {conditions} AND tier IS NOT NULL"
+            f" AND ({_LAST_NS} >= {{from_ns:Int64}} OR (ended_ns IS NULL AND engine IN {{live:Array(String)}}))"
         )
         values |= {"from_ns": window.from_ns, "live": [*live]}
-        counts = dict(self.query(f"SELECT tier, count() {overlapping} GROUP BY tier", **values))
+        counts = dict(self.ask(f"SELECT tier, count() {overlapping} GROUP BY tier", **values))
         # Half of the room is for requests without findings: what is wrong is seen beside what is usual.
         drifting = _choose(counts, FINDINGS_TIER, room=max(1, window.limit // 2))
         others = _choose(counts, 0, room=window.limit - drifting.count)
@@ -51,8 +50,8 @@ class LaneReader(Database):
             row
             for part in (drifting, others)
             if part.count
-            for row in self.query(
-                f"SELECT engine, {', '.join(FIELDS)} {overlapping} AND tier BETWEEN {{low:UInt8}} AND {{high:UInt8}}"
+            for row in self.ask(
+                f"SELECT {_COLUMNS} {overlapping} AND tier BETWEEN {{low:UInt8}} AND {{high:UInt8}}"
                 " ORDER BY started_ns, request LIMIT {limit:UInt32}",
                 low=part.low,
                 high=part.high,
@@ -95,6 +94,5 @@ def _choose(counts: Mapping[int, int], base: int, *, room: int) -> _Choice:
 
 
 def _lane(row: Sequence[Any]) -> Lane:
-    *plain, changes, transfers = row
-    fields = dict(zip(("engine", *FIELDS), plain, strict=False))
-    return Lane(**fields, changes=tuple(changes), transfers=tuple(transfers))
+    fields = dict(zip(_FIELDS, row, strict=True))
+    return Lane(**{**fields, **{name: tuple(fields[name]) for name in ("changes", "transfers")}})

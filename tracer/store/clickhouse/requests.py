@@ -9,7 +9,8 @@ from typing import Any
 from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.store import Sort
 from kvtrail.tracer.store.clickhouse import measures
-from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, NAMED, Database, all_of
+from kvtrail.tracer.store.clickhouse.connection import ASKED_TOGETHER, Database
+from kvtrail.tracer.store.queries import all_of
 from kvtrail.tracer.store.request_rows import StoredRequest
 
 _COUNTED = {
@@ -24,9 +25,9 @@ _COUNTED = {
     "findings": "(SELECT count() FROM kvtrail_findings FINAL)",
 }
 _FIRST = {
-    Sort.WAITING: "JSONExtractInt(account, 'waited_ns') DESC,",
-    Sort.RECOMPUTED: "JSONExtractInt(account, 'recomputed') DESC,",
-    Sort.LOADS: "JSONExtractInt(account, 'loads') DESC,",
+    Sort.WAITING: "waited_ns DESC,",
+    Sort.RECOMPUTED: "recomputed DESC,",
+    Sort.LOADS: "loads DESC,",
     Sort.FINDINGS: "findings DESC,",
     Sort.DURATION: "last_ns - started_ns DESC,",
 }
@@ -38,21 +39,24 @@ _BY_ID = (
     "startsWith(external, concat({id:String}, '-'))",
 )
 """What a request may be asked for by, the nearest first."""
-
-_STORED = "engine, status, JSONExtractString(account, 'reason'), account"
+_STORED = "engine, status, outcome, account"
+_NAMED = (
+    "request IN {requests:Array(String)}"
+    " AND (request, engine) IN arrayZip({requests:Array(String)}, {engines:Array(String)})"
+)
 
 
 def _stored(row: Sequence[Any]) -> StoredRequest:
     """The request in a row of `_STORED`."""
     engine, status, outcome, account = row
-    return StoredRequest(engine, status, outcome or None, account.encode())
+    return StoredRequest(engine, status, outcome, account.encode())
 
 
 class RequestReader(Database):
     """The part of `Reader` that is about requests."""
 
     def totals(self) -> dict[str, int]:
-        (row,) = self.query(f"SELECT {', '.join(_COUNTED.values())} FROM kvtrail_requests FINAL")
+        (row,) = self.ask(f"SELECT {', '.join(_COUNTED.values())} FROM kvtrail_requests FINAL")
         return dict(zip(_COUNTED, row, strict=True))
 
     def requests(
@@ -72,7 +76,7 @@ class RequestReader(Database):
             {
                 "started_ns >= {since_ns:Int64}": since_ns,
                 "started_ns < {before_ns:Int64}": before_ns,
-                "engine IN {engines:Array(String)}": None if engines is None else [*engines],
+                "engine IN {engines:Array(String)}": engines,
                 "status = {status:String}": status,
                 "verdict = {verdict:String}": verdict,
                 "(position(request, {search:String}) > 0 OR position(external, {search:String}) > 0"
@@ -80,13 +84,12 @@ class RequestReader(Database):
             }
         )
         if where:
-            begun = [] if since_ns is None else ["started_ns >= {since_ns:Int64}"]
-            condition, compared = measures.met(where, *begun)
+            condition, compared = measures.met(where)
             values |= compared
             conditions += f" AND {condition}"
         order = f"ORDER BY {_FIRST.get(sort, '')} started_ns DESC, request LIMIT {{limit:UInt32}}"
         # First who it is, from narrow columns; then the accounts of these few.
-        rows = self.query(
+        rows = self.ask(
             f"""SELECT {_STORED} FROM kvtrail_requests FINAL
             WHERE (engine, request) IN (SELECT engine, request FROM kvtrail_requests FINAL {conditions} {order})
             {order}""",
@@ -100,13 +103,9 @@ class RequestReader(Database):
         wanted = iter(of)
         while some := [*islice(wanted, ASKED_TOGETHER)]:
             engines, requests = zip(*some, strict=True)
-            rows = self.query(
-                f"SELECT engine, request, status, JSONExtractString(account, 'reason') FROM kvtrail_requests FINAL"
-                f" WHERE {NAMED}",
-                engines=[*engines],
-                requests=[*requests],
-            )
-            found |= {(engine, request): (status, outcome or None) for engine, request, status, outcome in rows}
+            select = f"SELECT engine, request, status, outcome FROM kvtrail_requests FINAL WHERE {_NAMED}"
+            for engine, request, *about in self.ask(select, engines=[*engines], requests=[*requests]):
+                found[engine, request] = tuple(about)
         return found
 
     def outcome_counts(
@@ -116,21 +115,19 @@ class RequestReader(Database):
             {
                 "started_ns >= {since_ns:Int64}": since_ns,
                 "started_ns < {before_ns:Int64}": before_ns,
-                "engine IN {engines:Array(String)}": None if engines is None else [*engines],
+                "engine IN {engines:Array(String)}": engines,
             }
         )
-        rows = self.query(
-            "SELECT if(status = 'finished', '', engine) AS of, status, JSONExtractString(account, 'reason') AS reason,"
-            " count()"
-            f" FROM kvtrail_requests FINAL {conditions} GROUP BY of, status, reason",
+        return self.ask(
+            "SELECT if(status = 'finished', '', engine) AS of, status, outcome, count()"
+            f" FROM kvtrail_requests FINAL {conditions} GROUP BY of, status, outcome",
             **values,
         )
-        return [(engine, status, reason or None, count) for engine, status, reason, count in rows]
 
     def request(self, request: str, *, engine: str = "") -> StoredRequest | None:
         for condition in _BY_ID:
             conditions, values = all_of({condition: request, "engine = {engine:String}": engine})
-            rows = self.query(
+            rows = self.ask(
                 f"SELECT {_STORED} FROM kvtrail_requests FINAL {conditions} ORDER BY started_ns DESC LIMIT 1", **values
             )
             if rows:

@@ -4,7 +4,7 @@
 so that Grafana's data source and ClickStack read them, and further columns of kvtrail, which they ignore. If the
 exporter made them before, they are kept as it made them.
 
-A span, a request, a finding, a lane, an engine or a launch replaces its older row (ReplacingMergeTree): the key says what
+A span, a request, a finding, an engine or a launch replaces its older row (ReplacingMergeTree): the key says what
 it is, `written` which row is newer. A sum is a running total of one tracer, which replaces the one before; `number` says
 up to which batch it counts. So nothing counts twice, however often a batch is sent. Times are Unix nanoseconds (`_ns`) or
 seconds (`_s`).
@@ -13,12 +13,11 @@ seconds (`_s`).
 from __future__ import annotations
 
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.model.conditions import COUNTS, ENDING, TIMES, UNKNOWN
-from kvtrail.tracer.rules.old_names import OLD_NAMES
-from kvtrail.tracer.store import ACTIVITY_KEPT_S, StoreError
-from kvtrail.tracer.store.clickhouse.connection import Connection
+from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store.clickhouse.connection import Database
+from kvtrail.tracer.store.measures import NUMBERS, TOKENS
 
-VERSION = 6
+VERSION = 7
 _LONGEST_HOURS = 20 * 366 * 24
 """ClickHouse's DateTime ends in 2106, and wraps around after it."""
 
@@ -88,61 +87,43 @@ TRACE_TIMES_VIEW = """CREATE MATERIALIZED VIEW IF NOT EXISTS otel_traces_trace_i
 SELECT TraceId, min(Timestamp) AS Start, max(Timestamp) AS End FROM otel_traces WHERE TraceId != '' GROUP BY TraceId"""
 
 REQUESTS = f"""CREATE TABLE IF NOT EXISTS kvtrail_requests (
-    {_DIMENSIONS}, request String, external String, trace_id String,
-    status LowCardinality(String), verdict LowCardinality(String), findings Int64,
-    started_ns Int64, last_ns Int64, ended_ns Nullable(Int64),
-    lookups Int64, longest_match Int64, loaded Int64, stored Int64, epoch Int64,
+    {_DIMENSIONS}, request String, external String, trace_id String, connector LowCardinality(String),
+    status LowCardinality(String), outcome LowCardinality(Nullable(String)), verdict LowCardinality(String),
+    findings Int64, complete Bool, started_ns Int64, last_ns Int64, ended_ns Nullable(Int64),
+    lookups Int64, longest_match Int64, loaded Int64, stored Int64, epoch Int64, waited_ns Int64, recomputed Int64,
+    loads Int64,
+    tier Nullable(UInt8), changes Array(Int64) CODEC(ZSTD(1)), transfers Array(Int64) CODEC(ZSTD(1)),
     account String CODEC(ZSTD(3)), written UInt64,
     time DateTime64(9) ALIAS fromUnixTimestamp64Nano(started_ns),
     INDEX by_request request TYPE bloom_filter(0.001) GRANULARITY 1,
     INDEX by_external external TYPE bloom_filter(0.001) GRANULARITY 1,
-    INDEX by_trace trace_id TYPE bloom_filter(0.001) GRANULARITY 1
+    INDEX by_trace trace_id TYPE bloom_filter(0.001) GRANULARITY 1,
+    INDEX by_last last_ns TYPE minmax GRANULARITY 1
 ) ENGINE = {{engine}}ReplacingMergeTree(written)
 {_DAY_OF.format("started_ns")}
 ORDER BY (engine, request)"""
+"""Requests with their lanes in the live view, which have no `tier` before they have one."""
 
 MEASURES = f"""CREATE TABLE IF NOT EXISTS kvtrail_request_measures (
     {_DIMENSIONS}, request String, started_ns Int64, last_ns Int64,
-    tenant LowCardinality(String), connector LowCardinality(String),
-    {", ".join(f"{name}_ns Nullable(Int64)" for name in TIMES)},
-    {", ".join(f"{name} Nullable(Int64)" for name in COUNTS)},
-    tokens Map(LowCardinality(String), Int64), written UInt64,
+    tenant LowCardinality(String), connector LowCardinality(String), prefix String CODEC(ZSTD(1)),
+    ending LowCardinality(String), {", ".join(f"{name} Nullable(Int64)" for name in NUMBERS)},
+    {", ".join(f"{name} Int64" for name in TOKENS)}, tokens Map(LowCardinality(String), Int64), written UInt64,
     time DateTime64(9) ALIAS fromUnixTimestamp64Nano(started_ns)
 ) ENGINE = {{engine}}ReplacingMergeTree(written)
 {_DAY_OF.format("started_ns")}
 ORDER BY (engine, request)"""
 """What requests are filtered, counted and grouped by; `tokens` are those of their prompts by cause."""
 
-MEASURES_LATER = f"""ALTER TABLE kvtrail_request_measures
-    ADD COLUMN IF NOT EXISTS prefix String DEFAULT '{UNKNOWN}' CODEC(ZSTD(1)),
-    ADD COLUMN IF NOT EXISTS {ENDING} LowCardinality(String) DEFAULT '{UNKNOWN}'"""
-
 FINDINGS = f"""CREATE TABLE IF NOT EXISTS kvtrail_findings (
     id String, {_DIMENSIONS}, request String, connector LowCardinality(String),
-    rule LowCardinality(String), severity LowCardinality(String), first_ns Int64, last_ns Int64,
-    body String CODEC(ZSTD(3)), written UInt64,
+    rule LowCardinality(String), severity LowCardinality(String), count Int64, healed Int64,
+    first_ns Int64, last_ns Int64, body String CODEC(ZSTD(3)), written UInt64,
     time DateTime64(9) ALIAS fromUnixTimestamp64Nano(last_ns),
     explanation String ALIAS JSONExtractString(body, 'explanation'),
     INDEX by_request request TYPE bloom_filter(0.001) GRANULARITY 1
 ) ENGINE = {{engine}}ReplacingMergeTree(written)
 ORDER BY id"""
-
-_CURRENT = f"transform(toString(rule), {[*OLD_NAMES]}, {[*OLD_NAMES.values()]}, toString(rule))"
-RENAMED = f"""ALTER TABLE kvtrail_findings UPDATE
-    body = replaceOne(body, concat('"rule":"', rule, '"'), concat('"rule":"', {_CURRENT}, '"')), rule = {_CURRENT}
-    WHERE rule IN {tuple(OLD_NAMES)} SETTINGS mutations_sync = 1"""
-"""Findings of rules that had other names before."""
-
-LANES = f"""CREATE TABLE IF NOT EXISTS kvtrail_lanes (
-    {_DIMENSIONS}, request String, external String, connector LowCardinality(String),
-    status LowCardinality(String), verdict LowCardinality(String), findings Int64, complete Bool,
-    started_ns Int64, last_ns Int64, ended_ns Nullable(Int64),
-    tier UInt8, changes Array(Int64) CODEC(ZSTD(1)), transfers Array(Int64) CODEC(ZSTD(1)), written UInt64,
-    time DateTime64(9) ALIAS fromUnixTimestamp64Nano(started_ns),
-    INDEX by_last last_ns TYPE minmax GRANULARITY 1
-) ENGINE = {{engine}}ReplacingMergeTree(written)
-{_DAY_OF.format("started_ns")}
-ORDER BY (engine, request)"""
 
 SAVINGS = f"""CREATE TABLE IF NOT EXISTS kvtrail_savings (
     step_s UInt32, at_s Int64, {_DIMENSIONS}, connector LowCardinality(String), epoch UInt8, measure LowCardinality(String),
@@ -160,24 +141,16 @@ WASTE = f"""CREATE TABLE IF NOT EXISTS kvtrail_waste (
 {_DAY_OF.format("at_ns")}
 ORDER BY (at_ns, engine, request, epoch, cause, tier)"""
 
-ACTIVITY = f"""CREATE TABLE IF NOT EXISTS kvtrail_activity (
-    at_s Int64, {_DIMENSIONS}, kind LowCardinality(String), tracer LowCardinality(String),
-    events Int64, returned Int64, count_tokens Int64, bytes Int64, number UInt64,
-    time DateTime ALIAS toDateTime(at_s)
-) ENGINE = {{engine}}ReplacingMergeTree(number)
-PARTITION BY toStartOfHour(toDateTime(at_s))
-ORDER BY (at_s, engine, kind, tracer)
-TTL toDateTime(at_s) + toIntervalSecond({ACTIVITY_KEPT_S})"""
-
 ENGINES = """CREATE TABLE IF NOT EXISTS kvtrail_engines (
     engine String, model String, version String, kvtrail String, service String, instance String, pod String, host String,
-    first_ns UInt64, written UInt64
+    first_ns UInt64, written UInt64, last_ns Int64 ALIAS toInt64(written)
 ) ENGINE = {engine}ReplacingMergeTree(written)
 ORDER BY engine"""
 
 LAUNCHES = """CREATE TABLE IF NOT EXISTS kvtrail_launches (
     engine String, launch String, tracer LowCardinality(String), state LowCardinality(String),
-    began_ns Int64, ended_ns Nullable(Int64), ended_by Nullable(String), lost Int64, cause String, written UInt64,
+    began_ns Int64, ended_ns Nullable(Int64), ended_by Nullable(String), lost Int64, cause String,
+    settings String CODEC(ZSTD(1)), written UInt64,
     time DateTime64(9) ALIAS fromUnixTimestamp64Nano(coalesce(ended_ns, began_ns))
 ) ENGINE = {engine}ReplacingMergeTree(written)
 ORDER BY (engine, launch, tracer)"""
@@ -193,8 +166,6 @@ ORDER BY (key, recorder, sequence, request)
 SETTINGS index_granularity = 512"""
 """The events of hand-offs, by what these are called; a heartbeat once for each hand-off that waits for time to pass."""
 
-LAUNCH_SETTINGS = "ALTER TABLE kvtrail_launches ADD COLUMN IF NOT EXISTS settings String CODEC(ZSTD(1))"
-
 MARKERS = """CREATE TABLE IF NOT EXISTS kvtrail_markers (
     id String, kind LowCardinality(String), at_ns Int64, engine String, text String, earliest UInt64,
     time DateTime64(9) ALIAS fromUnixTimestamp64Nano(at_ns)
@@ -208,60 +179,62 @@ ORDER BY tuple()"""
 """One row: the version of the tables, and how long they keep what they have."""
 
 _STATEMENTS = (
-    SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, WASTE, ACTIVITY, ENGINES,
-    LAUNCHES, LAUNCH_SETTINGS, HANDOFFS, MARKERS, MEASURES,
-    MEASURES_LATER, RENAMED,
+    SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, MEASURES, FINDINGS, SAVINGS, WASTE, ENGINES, LAUNCHES,
+    HANDOFFS, MARKERS,
 )  # fmt: skip
 _ENDS = {
     "otel_traces": "toDateTime(Timestamp)",
     "otel_traces_trace_id_ts": "Start",
     "kvtrail_requests": "toDateTime(intDiv(last_ns, 1000000000))",
     "kvtrail_request_measures": "toDateTime(intDiv(last_ns, 1000000000))",
-    "kvtrail_lanes": "toDateTime(intDiv(last_ns, 1000000000))",
     "kvtrail_savings": "toDateTime(at_s + step_s)",
     "kvtrail_waste": "toDateTime(intDiv(at_ns, 1000000000))",
     "kvtrail_handoffs": "toDateTime(intDiv(at_ns, 1000000000))",
     "kvtrail_markers": "toDateTime(intDiv(at_ns, 1000000000))",
 }
-"""The tables that drop what is old, and when a row of each begins to be it. Findings, engines and their launches stay,
-and recent activity has a time of its own."""
+"""The tables that drop what is old, and when a row of each begins to be it. Findings, engines and their launches stay."""
 
 
-def make(connection: Connection) -> tuple[int, float]:
+def make(database: Database) -> tuple[int, float]:
     """Make the tables that are not there; returns what `stored` gave before. Several may do so at once.
 
     Raises:
-        StoreError: the tables are those of a newer kvtrail, or this one may not make them.
+        StoreError: the tables are those of another kvtrail, or this one may not make them.
     """
-    engine = "Replicated" if connection.address.replicated else ""
-    connection.command(SCHEMA.format(engine=engine))
-    version, retained = stored(connection)
-    if version > VERSION:
-        raise StoreError(
-            f"{connection.address} was written by a newer kvtrail (schema {version}); this one knows {VERSION}"
-        )
-    if version < VERSION:
+    engine = "Replicated" if database.address.replicated else ""
+    database.command(SCHEMA.format(engine=engine))
+    version, retained = stored(database)
+    check(database, version or VERSION)
+    if not version:
         for statement in _STATEMENTS:
-            connection.command(statement.format(engine=engine))
+            database.command(statement.format(engine=engine))
     return version, retained
 
 
-def prepare(connection: Connection, *, retain_hours: float, now_ns: int) -> None:
+def check(database: Database, version: int) -> None:
+    """Raises StoreError if tables of this version are those of another kvtrail."""
+    if version != VERSION:
+        raise StoreError(
+            f"{database.address} has schema {version}, and this kvtrail uses schema {VERSION}; choose another database"
+        )
+
+
+def prepare(database: Database, *, retain_hours: float, now_ns: int) -> None:
     """Make the tables that are not there, and have them keep their rows for so long. Several tracers may do so at once.
 
     Raises:
         StoreError: the tables are those of a newer kvtrail, or this one may not make them.
     """
-    version, retained = make(connection)
+    version, retained = make(database)
     if retained != retain_hours:
         seconds = int(min(retain_hours, _LONGEST_HOURS) * 3600)
         for table, end in _ENDS.items():
-            connection.command(f"ALTER TABLE {table} MODIFY TTL {end} + toIntervalSecond({seconds})")
+            database.command(f"ALTER TABLE {table} MODIFY TTL {end} + toIntervalSecond({seconds})")
     if (version, retained) != (VERSION, retain_hours):
-        connection.insert("kvtrail_schema", ("version", "retain_hours", "written"), [(VERSION, retain_hours, now_ns)])
+        database.insert("kvtrail_schema", ("version", "retain_hours", "written"), [(VERSION, retain_hours, now_ns)])
 
 
-def stored(connection: Connection) -> tuple[int, float]:
+def stored(database: Database) -> tuple[int, float]:
     """The version of the tables, and for how many hours they keep their rows; zeros if there are none yet."""
-    rows = connection.query("SELECT version, retain_hours FROM kvtrail_schema FINAL")
+    rows = database.ask("SELECT version, retain_hours FROM kvtrail_schema FINAL")
     return rows[0] if rows else (0, 0.0)

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.spans import LATEST_NS, Span
-from kvtrail.tracer.store.clickhouse.database import Database
+from kvtrail.tracer.store.clickhouse.connection import Database
+from kvtrail.tracer.store.queries import from_text, to_text
 from kvtrail.tracer.store.request_rows import StoredRequest
 
 COLUMNS = (
@@ -44,8 +43,6 @@ _NEAR_NS = 3600 * 10**9
 _LONGEST_NS = 24 * _NEAR_NS
 """A span lasts no longer."""
 _KIND = {True: "Internal", False: "Unspecified"}
-_to_json = msgspec.json.Encoder().encode
-_from_json = msgspec.json.Decoder().decode
 
 
 def row_of(span: Span, number: int) -> tuple[Any, ...]:
@@ -54,7 +51,7 @@ def row_of(span: Span, number: int) -> tuple[Any, ...]:
 
     def as_text(attributes: Mapping[str, Any], prefix: str) -> dict[str, str]:
         typed.extend(prefix + key for key, value in attributes.items() if not isinstance(value, str))
-        return {key: value if isinstance(value, str) else _to_json(value).decode() for key, value in attributes.items()}
+        return {key: value if isinstance(value, str) else to_text(value) for key, value in attributes.items()}
 
     resource = as_text(span.resource, "r:")
     attributes = as_text(span.attributes, "s:")
@@ -77,7 +74,7 @@ def span_of(row: Sequence[Any]) -> tuple[int, Span]:
     is_typed = frozenset(typed)
 
     def as_data(texts: Mapping[str, str], prefix: str) -> dict[str, Any]:
-        return {key: _from_json(text) if prefix + key in is_typed else text for key, text in texts.items()}
+        return {key: from_text(text) if prefix + key in is_typed else text for key, text in texts.items()}
 
     events = [
         {"name": event, "time_ns": at_ns, "attributes": as_data(texts, f"e{n}:")}
@@ -107,7 +104,7 @@ class SpanReader(Database):
         near = " UNION ALL ".join(
             f"SELECT {_SELECTED}, {_END_NS} AS end_ns {_NEAR} AND {those}" for those in _ITS_SPANS
         )
-        rows = self.query(
+        rows = self.ask(
             f"SELECT * EXCEPT end_ns FROM ({near}) ORDER BY end_ns DESC, Number DESC"
             " LIMIT 1 BY TraceId, SpanId LIMIT {limit:UInt32}",
             from_ns=max(0, (about["started_ns"] or about["last_ns"]) - _NEAR_NS),
@@ -117,23 +114,19 @@ class SpanReader(Database):
         )
         return [span_of(row)[1] for row in reversed(rows)]
 
-    def spans_named(self, named: Collection[tuple[str, int]]) -> list[Span]:
-        if not named:
-            return []
-        moments = [at_ns for _, at_ns in named]
-        rows = self.query(
-            f"SELECT {_SELECTED} {_NEAR} AND SpanId IN {{ids:Array(String)}} AND ScopeName = {{ours:String}}"
-            " LIMIT 1 BY TraceId, SpanId",
-            from_ns=min(moments),
-            to_ns=max(moments),
-            ids=[span_id for span_id, _ in named],
+    def spans_named(self, named: Collection[tuple[str, str]]) -> list[Span]:
+        rows = self.ask(
+            f"SELECT {_SELECTED} FROM otel_traces WHERE TraceId IN {{traces:Array(String)}}"
+            " AND SpanId IN {spans:Array(String)} AND ScopeName = {ours:String} LIMIT 1 BY TraceId, SpanId",
+            traces=[trace for trace, _ in named],
+            spans=[span for _, span in named],
             ours=semconv.SCOPE,
         )
-        spans = [span_of(row)[1] for row in rows]
-        return [span for span in spans if (span.span_id, span.start_ns) in named]
+        found = [span_of(row)[1] for row in rows]
+        return [span for span in found if (span.trace_id, span.span_id) in named]
 
     def spans(self, *, since_ns: int, until_ns: int) -> Iterator[list[Span]]:
-        blocks = self.connection.blocks(
+        blocks = self.blocks(
             # Each span once, where the table is ours. Unlike FINAL it is no error where the Collector's exporter made it.
             f"""SELECT {_SELECTED} {_NEAR}
               AND {_END_NS} BETWEEN {{since_ns:Int64}} AND {{to_ns:Int64}} - 1
@@ -150,16 +143,10 @@ class SpanReader(Database):
 
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         # The rows of a step have a number each: where one tail ends, the next goes on.
-        rows = self.query(
+        rows = self.ask(
             f"SELECT {_SELECTED} FROM otel_traces WHERE Number > {{after:UInt64}}"
             " ORDER BY Number LIMIT 1 BY TraceId, SpanId LIMIT {limit:UInt32}",
             after=after,
             limit=limit,
         )
         return [span_of(row) for row in rows]
-
-    def last_number(self) -> int:
-        # The latest day is found by the index of numbers, which are about the time of their arrival.
-        latest = "SELECT max(Number) FROM otel_traces WHERE Number > {after:UInt64}"
-        recently = max(0, self.clock_ns() - _LONGEST_NS)
-        return int(self.query(latest, after=recently)[0][0] or self.query(latest, after=0)[0][0])

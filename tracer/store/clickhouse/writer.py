@@ -7,41 +7,29 @@ written again as a whole, which changes nothing where they were written before (
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
-from kvtrail.tracer.ledger.lanes import Lane
 from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.savings.minute_sums import by_step
+from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.savings.waste import WastedTokens
-from kvtrail.tracer.store import Activity, Amounts, Batch
-from kvtrail.tracer.store.clickhouse import handoffs, lanes, launches, markers, measures, schema, spans
-from kvtrail.tracer.store.clickhouse.connection import Address, Connection
-from kvtrail.tracer.store.clickhouse.database import to_text
-from kvtrail.tracer.store.clickhouse.sums import Sums
+from kvtrail.tracer.store import Batch, engines, findings, measures
+from kvtrail.tracer.store.clickhouse import handoffs, schema, spans, sums
+from kvtrail.tracer.store.clickhouse.connection import Address, Database
 from kvtrail.tracer.store.handoffs import HandoffRow
-from kvtrail.tracer.store.request_rows import RequestRow, tier_of
+from kvtrail.tracer.store.request_rows import COLUMNS, RequestRow, tier_of
 
 Row = tuple[Any, ...]
-T = TypeVar("T")
 
-_OWNER = ("engine", *schema.DIMENSIONS)
-_OF_ACCOUNT = (
-    "request", "external", "trace_id", "status", "verdict", "findings", "started_ns", "last_ns", "ended_ns", "lookups",
-    "longest_match", "loaded", "stored", "epoch",
-)  # fmt: skip
-_OF_FINDING = ("id", "request", "connector", "rule", "severity", "first_ns", "last_ns")
-_REQUESTS = (*_OWNER, *_OF_ACCOUNT, "account", "written")
-_FINDINGS = (*_OWNER, *_OF_FINDING, "body", "written")
-_LANES = (*_OWNER, *lanes.FIELDS, "tier", "written")
-_WASTE = (*schema.DIMENSIONS, *WastedTokens._fields, "written")
-
-_MEASURES = (*_OWNER, *measures.FIELDS, "written")
+_WRITTEN = (*schema.DIMENSIONS, "written")
+_REQUESTS = (*COLUMNS, "tier", "changes", "transfers", "account", *_WRITTEN)
+_OF_MEASURES = ("request", "last_ns", *measures.COLUMNS)
 _ENGINES = ("engine", *DESCRIPTION, "first_ns", "written")
-_LAUNCHES = (*launches.FIELDS, "cause", "settings", "tracer", "written")
+_LATEST = 2**63
+_NO_LANE = (None, (), ())
 
 
 class ClickHouseWriter:
@@ -53,25 +41,15 @@ class ClickHouseWriter:
         Raises:
             StoreError: there is no such ClickHouse, or its tables are those of a newer kvtrail.
         """
-        self._connection = Connection(address, create=True)
+        self._database = Database(address, create=True)
         self._tracer, self._latest = tracer, 0
         self._decoder = ProtobufDecoder()
-        schema.prepare(self._connection, retain_hours=retain_hours, now_ns=self._next())
-        described = self._connection.query(f"SELECT {', '.join(_ENGINES[:-1])} FROM kvtrail_engines FINAL")
+        schema.prepare(self._database, retain_hours=retain_hours, now_ns=self._next())
+        described = self._database.ask(f"SELECT {', '.join(_ENGINES[:-1])} FROM kvtrail_engines FINAL")
         self._engines: dict[str, dict[str, Any]] = {
             engine: dict(zip(_ENGINES[1:], about, strict=False)) for engine, *about in described
         }
-        self._savings = Sums(
-            self._connection, "kvtrail_savings", keys=("step_s", "at_s", "engine", "connector", "epoch", "measure"),
-            values=("value",), tracer=tracer, described=self._dimensions,
-        )  # fmt: skip
-        self._activity = Sums(
-            self._connection, "kvtrail_activity", keys=Activity._fields,
-            values=Amounts._fields, tracer=tracer, described=self._dimensions,
-        )  # fmt: skip
-
-    def write(self, batch: Batch) -> Sequence[Exception]:
-        return self.ship([(self._next(), batch)])
+        self._savings = sums.Sums(self._database, tracer, self._dimensions)
 
     def ship(self, batches: Sequence[tuple[int, Batch]]) -> Sequence[Exception]:
         """Write batches together, given with their numbers, which grow. What was written under its number before is not
@@ -84,45 +62,38 @@ class ClickHouseWriter:
         every = [batch for _, batch in batches]
         rows = [row for batch in every for row in batch.requests]
         latest = {(row.columns["engine"], row.columns["request"]): row for row in rows}.values()
-        findings = {each.id: each for batch in every for each in batch.findings}
+        found = {each.id: each for batch in every for each in batch.findings}
         launched = {(each.engine, each.launch): each for batch in every for each in batch.launches}
+        measured = [row.measures for row in latest if row.measures is not None]
+        wasted = [row for batch in every for row in batch.wasted]
+        marked = [each for batch in every for each in batch.markers]
         self._insert("otel_traces", spans.COLUMNS, self._span_rows(every, unfit))
         self._insert("kvtrail_engines", _ENGINES, self._engine_rows(every))
-        self._insert("kvtrail_requests", _REQUESTS, _fitting(self._request_row, latest, unfit))
-        measured = [row.measures for row in latest if row.measures is not None]
-        self._insert("kvtrail_request_measures", _MEASURES, _fitting(self._measures_row, measured, unfit))
-        self._insert("kvtrail_findings", _FINDINGS, _fitting(self._finding_row, findings.values(), unfit))
-        drawn = [row.lane for row in latest if row.lane is not None]
-        self._insert("kvtrail_lanes", _LANES, _fitting(self._lane_row, drawn, unfit))
-        self._insert("kvtrail_launches", _LAUNCHES, _fitting(self._launch_row, launched.values(), unfit))
-        wasted = [row for batch in every for row in batch.wasted]
-        self._insert("kvtrail_waste", _WASTE, _fitting(self._waste_row, wasted, unfit))
+        for table, columns, row_of, parts in (
+            ("requests", _REQUESTS, self._request_row, latest),
+            ("request_measures", (*_OF_MEASURES, *_WRITTEN), self._measures_row, measured),
+            ("findings", (*findings.COLUMNS, *_WRITTEN), self._finding_row, found.values()),
+            ("launches", (*engines.LAUNCH_COLUMNS, "tracer", "written"), self._launch_row, launched.values()),
+            ("waste", (*WastedTokens._fields, *_WRITTEN), self._waste_row, wasted),
+            ("markers", (*engines.MARKER_COLUMNS, "earliest"), _marker_row, marked),
+        ):
+            self._insert(f"kvtrail_{table}", columns, _fitting(row_of, parts, unfit))
         self._insert("kvtrail_handoffs", handoffs.COLUMNS, self._handoff_rows(every, unfit))
-        marked = (each for batch in every for each in batch.markers)
-        self._insert(markers.TABLE, markers.COLUMNS, _fitting(markers.row_of, marked, unfit))
-        self._add(self._savings, [(number, _savings(batch)) for number, batch in batches])
-        self._add(self._activity, [(number, batch.activity) for number, batch in batches])
+        summed = self._savings.rows(batches)
+        self._insert(sums.TABLE, sums.COLUMNS, summed)
+        self._savings.written(summed)
         return unfit
 
     def handoffs(self, keys: Collection[str]) -> list[HandoffRow]:
         """What other tracers have of the hand-offs that are called so. Raises StoreError."""
-        return handoffs.read(self._connection, keys, but=self._tracer)
-
-    def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
-        """Nothing is left to do: the tables drop by themselves what is older than `retain_hours`."""
-        return iter(())
+        return handoffs.read(self._database, keys, but=self._tracer)
 
     def close(self) -> None:
-        self._connection.close()
+        self._database.close()
 
     def _insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
         if rows:
-            self._connection.insert(table, columns, rows)
-
-    def _add(self, sums: Sums, batches: Sequence[tuple[int, Mapping[Any, tuple[int, ...]]]]) -> None:
-        rows = sums.rows(batches)
-        self._insert(sums.table, sums.columns, rows)
-        sums.written(rows)
+            self._database.insert(table, columns, rows)
 
     def _next(self) -> int:
         """A number larger than all before: about the time, in Unix nanoseconds."""
@@ -166,31 +137,33 @@ class ClickHouseWriter:
         ]
 
     def _request_row(self, row: RequestRow) -> Row:
-        engine, values = row.columns["engine"], (row.columns[name] for name in _OF_ACCOUNT)
-        return (engine, *self._dimensions(engine), *values, row.body, self._next())
+        values, lane = [row.columns[name] for name in COLUMNS], row.lane
+        drawn = _NO_LANE if lane is None else (tier_of(lane), lane.changes, lane.transfers)
+        return (*values, *drawn, row.body, *self._written(row.columns["engine"]))
 
     def _measures_row(self, row: Mapping[str, Any]) -> Row:
-        engine, values = row["engine"], (row[name] for name in measures.FIELDS)
-        return (engine, *self._dimensions(engine), *values, self._next())
+        return (*(row[name] for name in _OF_MEASURES), *self._written(row["engine"]))
 
     def _finding_row(self, finding: Finding) -> Row:
-        values = (str(getattr(finding, name)) if name == "severity" else getattr(finding, name) for name in _OF_FINDING)
-        return (finding.engine, *self._dimensions(finding.engine), *values, to_text(finding.as_dict()), self._next())
-
-    def _lane_row(self, lane: Lane) -> Row:
-        values = (getattr(lane, name) for name in lanes.FIELDS)
-        return (lane.engine, *self._dimensions(lane.engine), *values, tier_of(lane), self._next())
+        return (*findings.row_of(finding), *self._written(finding.engine))
 
     def _waste_row(self, row: WastedTokens) -> Row:
-        return (*self._dimensions(row.engine), *row, self._next())
+        return (*row, *self._written(row.engine))
 
     def _launch_row(self, launch: Launch) -> Row:
-        values = (getattr(launch, name) for name in launches.FIELDS)
-        about = launches.cause_as_text(launch), launches.settings_as_text(launch)
-        return (*values, *about, self._tracer, self._next())
+        return (*engines.launch_row(launch), self._tracer, self._next())
+
+    def _written(self, engine: str) -> Row:
+        """The values of `_WRITTEN` for a row of this engine."""
+        return (*self._dimensions(engine), self._next())
 
 
-def _fitting(row_of: Callable[[T], Row], parts: Iterable[T], unfit: list[Exception]) -> list[Row]:
+def _marker_row(marker: Marker) -> Row:
+    """Of two rows with one id, the earlier stays."""
+    return (*engines.marker_row(marker), _LATEST - marker.at_ns)
+
+
+def _fitting(row_of: Callable[[Any], Row], parts: Iterable[Any], unfit: list[Exception]) -> list[Row]:
     """The rows of those parts that ClickHouse can hold; of the others, errors are added."""
     rows = []
     for part in parts:
@@ -205,7 +178,3 @@ def _fitting(row_of: Callable[[T], Row], parts: Iterable[T], unfit: list[Excepti
         except (OverflowError, TypeError, ValueError) as error:
             unfit.append(error)
     return rows
-
-
-def _savings(batch: Batch) -> dict[Any, tuple[int, ...]]:
-    return {key: (value,) for key, value in by_step(batch.savings.items()).items()}

@@ -1,31 +1,22 @@
-"""What the tables share: JSON as text, and read-only connections."""
+"""How SQLite is read: over read-only connections, one for each thread, and whatever is damaged."""
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
+from kvtrail.tracer.store import queries
+from kvtrail.tracer.store.queries import to_text
 
-from kvtrail.tracer.store.sqlite import damage
-
-Row = TypeVar("Row", bound=Hashable)
 Made = TypeVar("Made")
 Query = Callable[..., list[Any]]
 """`Database.query`."""
-
-_encode = msgspec.json.Encoder().encode
-from_text = msgspec.json.Decoder().decode
-"""The data of a JSON text. Raises ValueError if it is not JSON."""
-
-
-def to_text(data: Any) -> str:
-    """JSON-ready data as text, which SQLite's JSON functions can read."""
-    return _encode(data).decode()
+_PARAMETER = re.compile(r"\{(\w+):(Array\()?[^}]*\}")
 
 
 def whole_sum(value: str) -> str:
@@ -33,8 +24,16 @@ def whole_sum(value: str) -> str:
     return f"CAST(total({value}) AS INTEGER)"
 
 
-class Database:
+def pragma(db: sqlite3.Connection, name: str) -> int:
+    """The value of a pragma."""
+    ((value,),) = db.execute(f"PRAGMA {name}").fetchall()
+    return int(value)
+
+
+class Database(queries.Database):
     """The store for readers: any thread may use it, and each gets its own read-only connection."""
+
+    sum_of, divided = whole_sum("{}"), "{} / {}"
 
     def __init__(self, path: Path) -> None:
         self._uri = f"{path.resolve().as_uri()}?mode=ro"
@@ -56,15 +55,26 @@ class Database:
     def query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:
         """The rows of a SELECT that meet all conditions of `where`. `values` are those of its parameters, and `tail`
         follows the conditions."""
-        return rows_of(self.connection(), select, where, values, tail)
+        clause = f" WHERE {' AND '.join(where)}" if where else ""
+        return self.rows(f"{select}{clause} {tail}", values)
+
+    def table(self, name: str) -> str:
+        return name
+
+    def ask(self, select: str, **values: Any) -> list[Any]:
+        given = {name: to_text(value) if isinstance(value, list) else value for name, value in values.items()}
+        return self.rows(_PARAMETER.sub(_named, select), given)
+
+    def rows(self, select: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+        """The rows of a whole SELECT."""
+        db = self.connection()
+        return whatever_texts(db, lambda: db.execute(select, values).fetchall())
 
 
-def rows_of(
-    db: sqlite3.Connection, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = ""
-) -> list[Any]:
-    """As `Database.query`, over this connection."""
-    clause = f" WHERE {' AND '.join(where)}" if where else ""
-    return whatever_texts(db, lambda: db.execute(f"{select}{clause} {tail}", values).fetchall())
+def _named(parameter: re.Match[str]) -> str:
+    """A parameter of a shared query as SQLite has it."""
+    name, of_list = parameter.groups()
+    return f"(SELECT value FROM json_each(:{name}))" if of_list else f":{name}"
 
 
 def whatever_texts(db: sqlite3.Connection, read: Callable[[], Made]) -> Made:
@@ -80,21 +90,3 @@ def whatever_texts(db: sqlite3.Connection, read: Callable[[], Made]) -> Made:
         return read()
     finally:
         db.text_factory = str
-
-
-def readable(rows: Iterable[Row], read: Callable[[Row], Made], *, of: str) -> list[Made]:
-    """What `read` makes of each row. One that is damaged is left out, and the log says so; it is `of` this table."""
-    made = []
-    for row in rows:
-        try:
-            made.append(read(row))
-        except (ValueError, TypeError, KeyError) as error:
-            damage.note(of, row, error, costs=f"are left out; {damage.REMEDY}")
-    return made
-
-
-def an_object(text: str) -> dict[str, Any]:
-    """The data of a JSON text that is an object. Raises ValueError if it is none."""
-    if not isinstance(data := from_text(text), dict):
-        raise ValueError("a JSON text that is no object")
-    return data

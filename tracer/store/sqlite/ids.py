@@ -13,18 +13,19 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
+from kvtrail.tracer.store.queries import to_text
 from kvtrail.tracer.store.sqlite import traces
-from kvtrail.tracer.store.sqlite.database import Query, to_text
+from kvtrail.tracer.store.sqlite.database import Query
 
 SCHEMA = (
-    "CREATE VIRTUAL TABLE IF NOT EXISTS request_ids USING fts5"
+    "CREATE VIRTUAL TABLE request_ids USING fts5"
     " (ids, content='', tokenize='trigram case_sensitive 1', detail=none, columnsize=0)",
-    "CREATE VIRTUAL TABLE IF NOT EXISTS request_grams USING fts5vocab(request_ids, row)",
+    "CREATE VIRTUAL TABLE request_grams USING fts5vocab(request_ids, row)",
     # By itself, FTS5 merges parts of its index within whatever transaction comes, now and then for seconds.
     "INSERT INTO request_ids (request_ids, rank) VALUES ('automerge', 0)",
     "INSERT INTO request_ids (request_ids, rank) VALUES ('crisismerge', 1000)",
     # The last request that is in the index.
-    "CREATE TABLE IF NOT EXISTS request_ids_end (number INTEGER NOT NULL)",
+    "CREATE TABLE request_ids_end (number INTEGER NOT NULL)",
     "INSERT INTO request_ids_end SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM request_ids_end)",
 )
 INDEXED_AT_ONCE = 2_000

@@ -16,9 +16,11 @@ from functools import partial
 from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
+from kvtrail.tracer.store.damage import readable
+from kvtrail.tracer.store.queries import from_text, to_text
 from kvtrail.tracer.store.request_rows import FINDINGS_TIER, LOTS
 from kvtrail.tracer.store.sqlite import measures
-from kvtrail.tracer.store.sqlite.database import from_text, readable, to_text, whatever_texts
+from kvtrail.tracer.store.sqlite.database import whatever_texts
 from kvtrail.tracer.store.sqlite.requests import LONGEST_REACH, OPEN_REACH, RequestReader
 
 _FIELDS = Lane.__struct_fields__
@@ -131,9 +133,7 @@ def _tier(
 
 
 def _filters(window: Window) -> tuple[str, list[Any]]:
-    wanted: dict[str, Any] = {"connector": window.connector, "status": window.status}
-    wanted = {f"{name} = ?": value for name, value in wanted.items() if value}
-    wanted |= measures.met(window.where)
+    wanted = {**({"status = ?": window.status} if window.status else {}), **measures.met(window.where)}
     conditions = [f" AND {condition}" for condition in wanted]
     values = [*wanted.values()]
     if window.engines is not None:

@@ -16,25 +16,25 @@ from typing import Any
 
 import zstandard
 
-from kvtrail.tracer.store import Chunk
-from kvtrail.tracer.store.sqlite import damage
-from kvtrail.tracer.store.sqlite.database import Query, to_text
+from kvtrail.tracer.store import Chunk, damage
+from kvtrail.tracer.store.queries import to_text
+from kvtrail.tracer.store.sqlite.database import Query
 
 SCHEMA = (
     # `number` is that of the first span, by arrival; `keys` are those of a fresh chunk, one after the other.
-    """CREATE TABLE IF NOT EXISTS chunks (
+    """CREATE TABLE chunks (
     number INTEGER PRIMARY KEY, spans INTEGER NOT NULL, last_ns INTEGER NOT NULL, keys BLOB, body BLOB NOT NULL
 )""",
-    "CREATE INDEX IF NOT EXISTS chunks_fresh ON chunks (number) WHERE keys IS NOT NULL",
+    "CREATE INDEX chunks_fresh ON chunks (number) WHERE keys IS NOT NULL",
     # By stretches of the log, each small enough for a cache: a key may belong anywhere in the table, and so would every
     # insert.
-    """CREATE TABLE IF NOT EXISTS places (
+    """CREATE TABLE places (
     stretch INTEGER NOT NULL, key INTEGER NOT NULL, chunk INTEGER NOT NULL, PRIMARY KEY (stretch, key, chunk)
 ) WITHOUT ROWID""",
-    # The number of the last span, also when its chunk has been dropped, and of the last that the accounts are up to date
-    # with.
-    "CREATE TABLE IF NOT EXISTS log_end (number INTEGER NOT NULL, settled INTEGER NOT NULL)",
-    "INSERT INTO log_end SELECT 0, 0 WHERE NOT EXISTS (SELECT 1 FROM log_end)",
+    # The numbers of the last span, also when its chunk has been dropped; of the last that the accounts are up to date with;
+    # and of the last that was judged, where others are stored.
+    "CREATE TABLE log_end (number INTEGER NOT NULL, settled INTEGER NOT NULL, judged INTEGER)",
+    "INSERT INTO log_end VALUES (0, 0, NULL)",
 )
 FOLDED_SPANS = 2048
 """Spans of a folded chunk. A page decompresses all of it to show a request."""
@@ -92,6 +92,10 @@ class Log:
     def settle(self, number: int) -> None:
         """Note that the accounts include all spans up to this number."""
         self._db.execute("UPDATE log_end SET settled = ?", (number,))
+
+    def judge(self, number: int | None) -> None:
+        """Note the number of the last span that was judged; None for the last one."""
+        self._db.execute("UPDATE log_end SET judged = ?", (number,))
 
     def fresh(self) -> int:
         """How many spans are in fresh chunks."""

@@ -1,4 +1,4 @@
-"""How a store is opened by its one writer: what is damaged is set aside, what is older is changed over, after a copy."""
+"""How a store is opened by its one writer: a damaged one is set aside, and one of another schema is refused."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ from contextlib import closing
 from pathlib import Path
 
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.sqlite import structure
-from kvtrail.tracer.store.sqlite.older import CHANGES
+from kvtrail.tracer.store.sqlite import log, measures, outbox, requests, tables
+from kvtrail.tracer.store.sqlite.database import pragma
 
 logger = logging.getLogger("kvtrail")
 
 APPLICATION_ID = int.from_bytes(b"kvtr")
 """What SQLite calls the program that a file belongs to; `file` shows it, too."""
 _NAME_AT = 68
-SCHEMA_VERSION = 6
-_ROWS_ONLY = 2
-"""The last schema in which each span was a row. It was never released."""
+SCHEMA_VERSION = 7
+SCHEMA = (
+    *log.SCHEMA, *requests.SCHEMA, *measures.SCHEMA, *(each for table in tables.EVERY for each in table.schema),
+    *outbox.SCHEMA,
+)  # fmt: skip
+"""What a store is made of."""
 OWNERS = 0o600
 """The permissions of a store: prompts' ids, and who asked when, are its owner's alone."""
-_ELSEWHERE = (
-    "choose a new file (--store), and read this one with the kvtrail that wrote it, or put a backup in its place with"
-    " `kvtrail store restore`"
-)
-_COPIED_PAGES = 1_000
-"""Pages that are copied at a time: the writer waits for none of them."""
+_ELSEWHERE = "choose a new file (--store), and read this one with the kvtrail that wrote it"
 CHECKED_BYTES = 64 * 2**20
 """A larger file is not read as a whole before it is used."""
 
@@ -98,126 +96,82 @@ def parts(path: Path) -> list[Path]:
     return [path, *(path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))]
 
 
-def identify(db: sqlite3.Connection, path: Path) -> None:
-    """Look whether a file is a store that this kvtrail knows, or empty.
+def identify(db: sqlite3.Connection, path: Path) -> bool:
+    """Whether a file is a store of this kvtrail; False if it is empty.
 
     Raises:
         sqlite3.DatabaseError: it is no database, or damaged.
         StoreError: another program or another kvtrail wrote it.
     """
-    ((application,),) = db.execute("PRAGMA application_id")
-    ((version,),) = db.execute("PRAGMA user_version")
-    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    # Before it had a name, it was known by its tables.
-    is_unnamed = application == 0 and (not tables or 0 < version <= _ROWS_ONLY or {"chunks", "log_end"} <= tables)
-    if application != APPLICATION_ID and not is_unnamed:
+    application, version = pragma(db, "application_id"), pragma(db, "user_version")
+    ((parts_,),) = db.execute("SELECT count(*) FROM sqlite_schema")
+    if application != APPLICATION_ID and (application or parts_):
         raise StoreError(
             f"{path} is a SQLite file of another program, and no store of kvtrail; choose another: --store"
         )
-    if version > SCHEMA_VERSION:
-        raise StoreError(f"{path} was written by a newer kvtrail (schema {version}); this one knows {SCHEMA_VERSION}")
-    if 0 < version <= _ROWS_ONLY:
-        raise StoreError(f"{path} has a row for each span, as no released kvtrail wrote it; choose a new file: --store")
-    if foreign := structure.foreign(db):
-        raise StoreError(
-            f"{path} has what no kvtrail made ({', '.join(foreign)}), and it would run as the store is read or written; put a"
-            " backup in its place with `kvtrail store restore`, or choose a new file: --store"
-        )
-    if not tables:
-        return
-    changes = [CHANGES[schema] for schema in range(version, SCHEMA_VERSION) if schema in CHANGES]
-    if len(changes) != SCHEMA_VERSION - version:
-        raise StoreError(f"{path} has the schema {version}, which no kvtrail is known to have written; {_ELSEWHERE}")
-    if (difference := structure.difference(db, changes)) is not None:
-        raise StoreError(f"{path} is no finished store of schema {version} ({difference}); {_ELSEWHERE}")
+    if not parts_:
+        return False
+    if version != SCHEMA_VERSION:
+        raise StoreError(f"{path} has schema {version}, and this kvtrail reads schema {SCHEMA_VERSION}; {_ELSEWHERE}")
+    if differing := _differing(db):
+        raise StoreError(f"{path} is no store of schema {version} ({', '.join(differing)}); {_ELSEWHERE}")
+    return True
 
 
-def check_file(path: Path, *, any_schema: bool = False) -> None:
-    """Look whether a file is a store that can be read, or with `any_schema` one that a writer makes so.
+def create(db: sqlite3.Connection) -> None:
+    """Make the tables of a store, within the open transaction."""
+    for statement in SCHEMA:
+        db.execute(statement)
+    db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    db.execute(f"PRAGMA application_id={APPLICATION_ID}")
 
-    Raises:
-        StoreError: it is none, or of another kvtrail.
-    """
+
+def _differing(db: sqlite3.Connection) -> list[str]:
+    """In words, which parts of a store are missing or have another definition; and which triggers, views and virtual tables
+    no kvtrail made: they would run code of their own as the store is read and written."""
+    parts_ = "SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
+    with closing(sqlite3.connect(":memory:")) as new:
+        create(new)
+        shadows = "SELECT name FROM pragma_table_list WHERE type = 'shadow'"
+        ours = set(new.execute(f"{parts_} AND name NOT IN ({shadows})"))
+    found = set(db.execute(parts_))
+    run = "sql LIKE 'CREATE VIRTUAL%' OR type IN ('trigger', 'view')"
+    foreign = set(db.execute(f"{parts_} AND ({run})")) - ours
+    return sorted({f"the {type_} {name!r}" for type_, name, _ in (ours - found) | foreign})
+
+
+def check_file(path: Path) -> None:
+    """Check that a file is a store that can be read. Raises StoreError if it is none, or of another kvtrail."""
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     try:
         identify(db, path)
-        ((version,),) = db.execute("PRAGMA user_version")
-        if version not in (0, SCHEMA_VERSION) and not any_schema:
-            raise StoreError(f"{path} has the schema {version}; `kvtrail serve` makes today's of it, and keeps a copy")
     except sqlite3.Error as error:
         raise StoreError(f"cannot read the store {path}: {error}") from error
     finally:
         db.close()
 
 
-def check(db: sqlite3.Connection, path: Path) -> None:
-    """Check that a store can be used.
+def check(db: sqlite3.Connection, path: Path) -> bool:
+    """Check that a store can be used; returns False if the file is empty.
 
     Raises:
         sqlite3.DatabaseError: it is no database, or damaged.
         StoreError: another program or another kvtrail wrote it.
     """
-    identify(db, path)
+    is_store = identify(db, path)
     tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'"
-    for (table,) in db.execute(tables).fetchall():
+    found = db.execute(tables).fetchall()
+    db.text_factory = bytes  # a text that is none is a damaged row, and no damaged file
+    for (table,) in found:
         db.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()
+    db.text_factory = str
     if path.stat().st_size <= CHECKED_BYTES:
         ((report,),) = db.execute("PRAGMA quick_check(1)")
         if report != "ok":
             error = sqlite3.DatabaseError(report)
             error.sqlite_errorname = "SQLITE_CORRUPT"
             raise error
-
-
-def is_todays(db: sqlite3.Connection) -> bool:
-    """Whether a store has today's schema as a whole, and its name."""
-    ((application,),) = db.execute("PRAGMA application_id")
-    ((version,),) = db.execute("PRAGMA user_version")
-    return (application, version) == (APPLICATION_ID, SCHEMA_VERSION) and structure.is_complete(db)
-
-
-def change_over(db: sqlite3.Connection, path: Path) -> None:
-    """Make a store of today's schema of an older one, within the open transaction. It is copied first.
-
-    Raises:
-        OSError, sqlite3.Error: there is no room for the copy, say; nothing has changed.
-    """
-    ((version,),) = db.execute("PRAGMA user_version")
-    if 0 < version < SCHEMA_VERSION:
-        before = path.with_name(f"{path.name}.schema-{version}")
-        logger.info("the store %s is changed over to schema %s; it is copied to %s first", path, SCHEMA_VERSION, before)
-        copy(path, before)
-        for schema in range(version, SCHEMA_VERSION):
-            CHANGES[schema](db)
-
-
-def copy(path: Path, target: Path) -> None:
-    """Copy a store as it is at this moment. The copy appears when it is complete; a link at its place is replaced, and never
-    followed.
-
-    Raises:
-        OSError, sqlite3.Error: it cannot be read or copied.
-    """
-    partly = target.with_name(f"{target.name}.partly")
-    partly.unlink(missing_ok=True)
-    made = os.open(partly, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, OWNERS)
-    try:
-        with (
-            closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source,
-            closing(sqlite3.connect(partly)) as copied,
-        ):
-            if not os.path.samestat(os.fstat(made), partly.lstat()):
-                raise FileExistsError(f"somebody else put another file in the place of {partly}")
-            source.execute("BEGIN")  # of one moment, however long it takes
-            source.execute("SELECT count(*) FROM sqlite_schema").fetchall()
-            source.backup(copied, pages=_COPIED_PAGES)
-            copied.execute("PRAGMA journal_mode=DELETE")  # one file, which stands alone
-        partly.rename(target)
-    except BaseException:
-        partly.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(made)
+    return is_store
 
 
 def _mark(path: Path) -> Path:

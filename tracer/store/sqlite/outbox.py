@@ -17,21 +17,20 @@ from typing import Any
 import msgspec
 import zstandard
 
-from kvtrail.tracer.store import Batch, Chunk
-from kvtrail.tracer.store.sqlite import damage
+from kvtrail.tracer.store import Batch, Chunk, damage
 from kvtrail.tracer.store.sqlite.database import Database, whole_sum
 
 SCHEMA = (
-    """CREATE TABLE IF NOT EXISTS outbox (
+    """CREATE TABLE outbox (
     number INTEGER PRIMARY KEY AUTOINCREMENT, spans INTEGER NOT NULL, bytes INTEGER NOT NULL, at_ns INTEGER NOT NULL,
     body BLOB NOT NULL
 )""",
-    """CREATE TABLE IF NOT EXISTS outbox_state (
+    """CREATE TABLE outbox_state (
     tracer TEXT NOT NULL, bytes INTEGER NOT NULL, dropped_batches INTEGER NOT NULL, dropped_spans INTEGER NOT NULL
 )""",
     # What is asked for in every scrape, without the bodies.
-    "CREATE INDEX IF NOT EXISTS outbox_sizes ON outbox (number, at_ns, bytes)",
-    "INSERT INTO outbox_state SELECT lower(hex(randomblob(16))), 0, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM outbox_state)",
+    "CREATE INDEX outbox_sizes ON outbox (number, at_ns, bytes)",
+    "INSERT INTO outbox_state VALUES (lower(hex(randomblob(16))), 0, 0, 0)",
 )
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Batch).decode
@@ -71,7 +70,7 @@ class Outbox:
         self.sweep(db)
         content = _to_send(batch)
         if content != Batch():
-            body = self._compress(_encode_what_can_be(content))
+            body = self._compress(_encode(content))
             spans = 0 if batch.chunk is None else batch.chunk.spans
             row = (spans, len(body), time.time_ns(), body)
             db.execute("INSERT INTO outbox (spans, bytes, at_ns, body) VALUES (?, ?, ?, ?)", row)
@@ -160,27 +159,3 @@ def _to_send(batch: Batch) -> Batch:
     chunk = batch.chunk and Chunk(payload=batch.chunk.payload, spans=batch.chunk.spans, last_ns=batch.chunk.last_ns)
     own = [row for row in batch.handoffs if row.is_own]
     return replace(batch, chunk=chunk, handoffs=own, digest=b"", seen={}, settled=None, judged=None)
-
-
-def _encode_what_can_be(batch: Batch) -> bytes:
-    """The batch as bytes; a part that has a number too large, or a text that is none, is left out."""
-    try:
-        return _encode(batch)
-    except (OverflowError, TypeError, ValueError):
-        fit: dict[str, Any] = {
-            name: [part for part in getattr(batch, name) if _is_fit(part)]
-            for name in ("requests", "findings", "launches", "handoffs", "wasted", "markers")
-        }
-        fit |= {
-            name: {key: value for key, value in getattr(batch, name).items() if _is_fit((key, value))}
-            for name in ("engines", "savings", "activity")
-        }
-        return _encode(replace(batch, **fit))
-
-
-def _is_fit(part: Any) -> bool:
-    try:
-        _encode(part)
-    except (OverflowError, TypeError, ValueError):
-        return False
-    return True

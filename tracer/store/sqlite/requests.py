@@ -15,9 +15,11 @@ from kvtrail.tracer.ledger.lanes import Lane
 from kvtrail.tracer.liveness.outcome import ABORTED, ERROR, FINISHED
 from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.store import Sort, StoreError
+from kvtrail.tracer.store.damage import readable
+from kvtrail.tracer.store.queries import to_text
 from kvtrail.tracer.store.request_rows import COLUMNS, RequestRow, StoredRequest, tier_of
 from kvtrail.tracer.store.sqlite import bodies, ids, measures, traces
-from kvtrail.tracer.store.sqlite.database import Database, Query, readable, to_text, whole_sum
+from kvtrail.tracer.store.sqlite.database import Database, Query, whole_sum
 
 _COUNTED = {
     "requests": "1",

@@ -13,9 +13,8 @@ from kvtrail.tracer.store.request_rows import StoredRequest
 from kvtrail.tracer.store.sqlite import log
 from kvtrail.tracer.store.sqlite.database import Database
 
-_CHUNKS_NEAR, _CHUNKS = 8, 50
-"""Chunks that are searched for a span with a known time, since several engines' spans come in any order, and for all that are
-asked for together: each takes some milliseconds."""
+_CHUNKS = 50
+"""Chunks that are searched for spans that are named: each takes some milliseconds."""
 
 
 class SpanReader(Database):
@@ -42,22 +41,12 @@ class SpanReader(Database):
                 break
         return sorted(found.values(), key=lambda span: span.end_ns)[-limit:]
 
-    def spans_named(self, named: Collection[tuple[str, int]]) -> list[Span]:
-        decoder = ProtobufDecoder()
-        found: dict[tuple[str, int], list[Span]] = {}
-        read: set[int] = set()
-        for each in sorted(named, key=lambda each: each[1]):
-            # A chunk that ended before has no span that began then; it is in one of the next.
-            for number, _, payload in islice(log.parts(self.query, after=0, since_ns=each[1]), _CHUNKS_NEAR):
-                if each in found or len(read) >= _CHUNKS:
-                    break
-                if number in read:
-                    continue
-                read.add(number)
-                for span in decoder.spans(payload):
-                    if decode.is_ours(span) and (key := (span.span_id, span.start_ns)) in named:
-                        found.setdefault(key, []).append(span)
-        return [span for spans in found.values() for span in spans]
+    def spans_named(self, named: Collection[tuple[str, str]]) -> list[Span]:
+        decoder, traces = ProtobufDecoder(), {trace for trace, _ in named}
+        payloads = log.payloads_with(self.query, [*map(log.trace_key, traces)])
+        marks = [*map(bytes.fromhex, traces)]
+        found = (span for payload in islice(payloads, _CHUNKS) for span in decoder.spans(protobuf.cut(payload, marks)))
+        return [span for span in found if decode.is_ours(span) and (span.trace_id, span.span_id) in named]
 
     def spans(self, *, since_ns: int, until_ns: int) -> Iterator[list[Span]]:
         decoder = ProtobufDecoder()

@@ -10,37 +10,20 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvtrail.tracer.store import ACTIVITY_KEPT_S, Batch, StoreError, StoreInUse
+from kvtrail.tracer.store import Batch, StoreError, StoreInUse, findings, sums
+from kvtrail.tracer.store.engines import EngineReader
+from kvtrail.tracer.store.queries import an_object
 from kvtrail.tracer.store.request_rows import RequestRow
-from kvtrail.tracer.store.sqlite import (
-    engines,
-    event_sums,
-    findings,
-    handoffs,
-    ids,
-    lanes,
-    launches,
-    log,
-    markers,
-    measures,
-    opening,
-    receipts,
-    requests,
-    restart,
-    room,
-    savings,
-    spans,
-    structure,
-    waste,
-)
+from kvtrail.tracer.store.sqlite import ids, lanes, log, measures, opening, quota, recall, requests, spans, tables
+from kvtrail.tracer.store.sqlite.database import Database, pragma
 from kvtrail.tracer.store.sqlite.outbox import Outbox
-from kvtrail.tracer.store.sqlite.room import Room
+from kvtrail.tracer.store.sqlite.quota import Quota
 
 PRUNED_CHUNKS, PRUNED_REQUESTS, PRUNED_FINDINGS = 64, 50, 1_000
 """How much is dropped in one transaction, so that none holds ingest for long."""
@@ -59,9 +42,28 @@ _UNFIT = (OverflowError, TypeError, ValueError, *_REFUSED)
 """What a row raises that no database can hold; anything else is the database's own trouble, and passes."""
 
 
-class SqliteWriter(
-    restart.RecallReader, receipts.ReceiptReader, launches.LaunchReader, engines.EngineReader, handoffs.HandoffReader
-):
+Put = Callable[[sqlite3.Connection, Sequence[Any]], None]
+
+
+def _put_requests(db: sqlite3.Connection, rows: Sequence[RequestRow]) -> None:
+    requests.put(db, rows)
+    measures.put(db, rows)
+
+
+_PUT: dict[str, Put] = {
+    "engines": tables.ENGINES.put,
+    "requests": _put_requests,
+    "findings": tables.FINDINGS.put,
+    "launches": tables.LAUNCHES.put,
+    "handoffs": tables.HANDOFFS.put,
+    "markers": tables.MARKERS.put,
+    "savings": tables.SAVINGS.put,
+    "wasted": tables.WASTE.put,
+}
+"""What stores each part of a batch, besides its spans."""
+
+
+class SqliteWriter(recall.RecallReader, EngineReader, Database):
     """The writing side; creates the file. It reads what a tracer needs again, over connections of its own."""
 
     def __init__(self, path: Path, *, outbox: Outbox | None = None, most_bytes: int | None = None) -> None:
@@ -100,47 +102,38 @@ class SqliteWriter(
         Raises:
             StoreError: nothing of the batch was stored; the text says why.
         """
-        if self._room.is_short(FILLED_UP):
+        if self._quota.is_short(FILLED_UP):
             for _ in self._make_room():  # pruning has not kept up
                 pass
-        parts: list[tuple[Callable[[Any], None], Sequence[Any]]] = [
-            (lambda descriptions: engines.put(self._db, dict(descriptions)), list(batch.engines.items())),
-            (self._put_requests, batch.requests),
-            (partial(findings.put, self._db), batch.findings),
-            (partial(launches.put, self._db), batch.launches),
-            (partial(handoffs.put, self._db), batch.handoffs),
-            (partial(markers.put, self._db), batch.markers),
-            (partial(savings.add, self._db), list(batch.savings.items())),
-            (partial(waste.put, self._db), batch.wasted),
-            (partial(event_sums.add, self._db), list(batch.activity.items())),
-        ]
+        parts = {name: _listed(getattr(batch, name)) for name in _PUT}
         try:
             with self._transaction():
                 self._append(batch)
-                for put, rows in parts:
-                    put(rows)
-                self._settle(batch)
-                self._put_out(batch)
-                if batch.chunk is None and not any(rows for _, rows in parts):
+                for name, rows in parts.items():
+                    _PUT[name](self._db, rows)
+                self._end(batch)
+                if batch.chunk is None and not any(parts.values()):
                     self._db.execute(f"PRAGMA user_version={opening.SCHEMA_VERSION}")  # a page is written in any case
             return ()
         except _UNFIT:
+            errors: list[Exception] = []
             with self._transaction():
                 self._append(batch)
-                alone = ((put, row) for put, rows in parts for row in rows)
-                errors = [error for put, row in alone if (error := self._put_alone(put, row)) is not None]
-                self._settle(batch)
-                self._put_out(batch)
+                fit: dict[str, Any] = {}
+                for name, rows in parts.items():
+                    fitting = [row for row in rows if self._fits(name, row, errors)]
+                    fit[name] = dict(fitting) if isinstance(getattr(batch, name), Mapping) else fitting
+                self._end(replace(batch, **fit))
             return errors
 
     def forget_derived(self) -> None:
         """Forget what was made of the log, so that all of it is judged again. What is older than the log stays."""
         with self._transaction():
             since_ns = self.begins_ns()
-            for table in (measures, requests, findings, savings, waste, handoffs):
+            for table in (measures, requests, *tables.DERIVED):
                 table.forget(self._db, since_ns=since_ns)
             self._log.settle(0)
-            restart.note_judged(self._db, 0)
+            self._log.judge(0)
             self._judged = 0
 
     def fold(self, *, some: bool = False) -> bool:
@@ -165,25 +158,25 @@ class SqliteWriter(
         yield from self._drop_rows(before_ns)
         if most_bytes is not None:
             with self._reported("bound"):
-                self._room.bound(most_bytes)
-        if self._room.is_short():
+                self._quota.bound(most_bytes)
+        if self._quota.is_short():
             yield from self._make_room(before_ns)
         yield from self._give_back()
 
     def is_filling(self) -> bool:
         """Whether it comes near to its bound, and should be pruned soon."""
         with self._reported("read"):
-            return self._room.is_short()
+            return self._quota.is_short()
 
     def _make_room(self, before_ns: int = 0) -> Iterator[int]:
         """Drop the oldest, findings last, until there is room again."""
-        while self._room.is_short(room.FILLED):
+        while self._quota.is_short(quota.FILLED):
             before_ns = max(before_ns, self._log.oldest_ns(PRUNED_CHUNKS) + 1)
             dropped = yield from self._drop_log(before_ns)
             yield from self._drop_rows(before_ns)
             if not dropped:
                 with self._transaction():
-                    if not findings.drop_oldest(self._db, PRUNED_FINDINGS):
+                    if not tables.drop_oldest_findings(self._db, PRUNED_FINDINGS):
                         break
                 yield 0
 
@@ -193,7 +186,7 @@ class SqliteWriter(
                 self._outbox.sweep(self._db)
         with suppress(sqlite3.Error):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            super().query("SELECT count(*) FROM sqlite_schema")
+            super().rows("SELECT count(*) FROM sqlite_schema", ())
         self._db.close()
         super().close()  # last: as it cannot write, SQLite's index of the WAL stays, which a full disk has no room for
         self._release()
@@ -204,31 +197,27 @@ class SqliteWriter(
                 os.close(descriptor)
         self._claim = self._lock = -1
 
-    def _put_requests(self, rows: Sequence[RequestRow]) -> None:
-        requests.put(self._db, rows)
-        measures.put(self._db, rows)
-
-    def _put_out(self, batch: Batch) -> None:
-        if self._outbox is not None:
-            self._outbox.put(self._db, batch)
-
     def _append(self, batch: Batch) -> None:
         """Append the spans. Where that fails nothing is stored: what is acknowledged is in the log."""
         if batch.chunk is not None:
             self._log.append(batch.chunk)
-            receipts.put(self._db, batch.digest, batch.seen)
+            if batch.digest:
+                tables.RECEIPTS.put(self._db, [batch.digest])
+            tables.RECORDERS.put(self._db, batch.seen.items())
 
-    def _put_alone(self, put: Callable[[Any], None], row: Any) -> Exception | None:
-        """Store one row within the open transaction; if no database can hold it, nothing has changed."""
+    def _fits(self, name: str, row: Any, errors: list[Exception]) -> bool:
+        """Store one row within the open transaction. If no database can hold it, nothing has changed, and its error is
+        added."""
         self._db.execute("SAVEPOINT row")
         try:
-            put([row])
+            _PUT[name](self._db, [row])
         except _UNFIT as error:
             self._db.execute("ROLLBACK TO row")
-            return error
+            errors.append(error)
+            return False
         finally:
             self._db.execute("RELEASE row")
-        return None
+        return True
 
     def _drop_log(self, before_ns: int) -> Generator[int, None, int]:
         dropped = 0
@@ -247,33 +236,31 @@ class SqliteWriter(
                 number = requests.prune(self._db, after=number, limit=PRUNED_REQUESTS, before_ns=before_ns)
             yield 0
         with self._transaction():
-            savings.prune(self._db, before_ns=before_ns)
-            waste.prune(self._db, before_ns=before_ns)
-            handoffs.prune(self._db, before_ns=before_ns)
-            markers.prune(self._db, before_ns=before_ns)
-            event_sums.prune(self._db, before_ns=max(before_ns, time.time_ns() - ACTIVITY_KEPT_S * 10**9))
+            for table in (tables.SAVINGS, tables.WASTE, tables.HANDOFFS, tables.MARKERS):
+                table.prune(self._db, before_ns=before_ns)
         yield 0
         with self._transaction():
-            # Of what no span is left, twice as old: an engine may be silent for long.
-            receipts.prune(self._db, before_ns=2 * before_ns - time.time_ns())
-            engines.prune(self._db, before_ns=2 * before_ns - time.time_ns())
-            launches.prune(self._db, before_ns=2 * before_ns - time.time_ns())
+            for table in tables.FOR_LONG:
+                table.prune(self._db, before_ns=2 * before_ns - time.time_ns())
         yield 0
 
     def _give_back(self) -> Iterator[int]:
         """Make the file smaller, if much of it is free."""
-        keep = max(SMALLEST_VACUUM, int(self._pragma("page_count") * KEPT_FREE))
-        while (free := self._pragma("freelist_count")) > keep:
+        keep = max(SMALLEST_VACUUM, int(pragma(self._db, "page_count") * KEPT_FREE))
+        while (free := pragma(self._db, "freelist_count")) > keep:
             self._db.execute(f"PRAGMA incremental_vacuum({min(VACUUMED_PAGES, free - keep)})").fetchall()
             yield 0
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # only then is the file shorter
 
-    def _settle(self, batch: Batch) -> None:
+    def _end(self, batch: Batch) -> None:
+        """Note what is said of the log, and put into the outbox what was stored."""
         if batch.settled is not None:  # after the rows: a new one takes over the number that the others had
             self._log.settle(batch.settled)
         if batch.judged != self._judged:
-            restart.note_judged(self._db, batch.judged)
+            self._log.judge(batch.judged)
             self._judged = batch.judged
+        if self._outbox is not None:
+            self._outbox.put(self._db, batch)
 
     def _open(self, *, was_there: bool) -> None:
         """Open the file; if it is damaged, set it aside and begin another. `was_there`: a tracer has had it before."""
@@ -299,30 +286,26 @@ class SqliteWriter(
             os.close(self._claim)  # of the file that was set aside
         self._claim = opening.claim(self.path)
         self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        opening.check(self._db, self.path)
+        is_store = opening.check(self._db, self.path)
         opening.make_private(self.path)
-        if self._pragma("auto_vacuum") != _INCREMENTAL:  # setting it writes, and the disk may be full
+        if pragma(self._db, "auto_vacuum") != _INCREMENTAL:  # setting it writes, and the disk may be full
             self._db.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute(f"PRAGMA cache_size={-_CACHE_KIB}")
-        self._room = Room(self._db, self.path)
+        self._quota = Quota(self._db, self.path)
         if self._most_bytes is not None:
-            self._room.bound(self._most_bytes)
+            self._quota.bound(self._most_bytes)
         self._log = log.Log(self._db)
-        if opening.is_todays(self._db):  # nothing is to be written: the disk may be full
-            return
-        with self._transaction():
-            opening.change_over(self._db, self.path)
-            structure.create(self._db)
-            self._db.execute(f"PRAGMA user_version={opening.SCHEMA_VERSION}")
-            self._db.execute(f"PRAGMA application_id={opening.APPLICATION_ID}")
+        if not is_store:
+            with self._transaction():
+                opening.create(self._db)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._check_place()
         with self._reported("write to"):
-            self._room.make_for_wal()
+            self._quota.make_for_wal()
             self._db.execute("BEGIN")
             try:
                 yield
@@ -356,25 +339,27 @@ class SqliteWriter(
                 raise StoreError(text) from error
             raise StoreError(f"cannot {what} the store {self.path}: {error}") from error
 
-    def query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:
+    def rows(self, select: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         with self._reported("read"):
-            return super().query(select, where, values, tail)
-
-    def _pragma(self, name: str) -> int:
-        (value,) = self._db.execute(f"PRAGMA {name}").fetchone()
-        return int(value)
+            return super().rows(select, values)
 
 
 class SqliteReader(
     spans.SpanReader,
     findings.FindingReader,
-    savings.SavingsReader,
-    waste.WasteReader,
-    event_sums.EventSumsReader,
+    sums.SumReader,
     lanes.LaneReader,
     measures.MeasureReader,
-    engines.EngineReader,
-    launches.LaunchReader,
-    markers.MarkerReader,
+    EngineReader,
+    Database,
 ):
-    """The reading side: a `Reader`. Each part of it is in the file of its table."""
+    """The reading side: a `Reader`. What ClickHouse is asked in the same words is in `kvtrail.tracer.store`."""
+
+    pairs = "json_group_object(measure, total)"
+
+    def measures_of(self, pairs: str) -> dict[str, int]:
+        return an_object(pairs)
+
+
+def _listed(part: Any) -> list[Any]:
+    return [*(part.items() if isinstance(part, Mapping) else part)]

@@ -6,8 +6,9 @@ import re
 
 from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.store.queries import to_text
 from kvtrail.tracer.store.sqlite import log
-from kvtrail.tracer.store.sqlite.database import Query, to_text
+from kvtrail.tracer.store.sqlite.database import Query
 
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 

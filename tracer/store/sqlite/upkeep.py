@@ -1,16 +1,14 @@
-"""Maintenance of a store: copy it while it is used, restore a copy, and verify it."""
+"""What is wrong with a store."""
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
-from kvtrail.tracer.store import StoreError, StoreInUse
+from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite import bodies, log, opening
 from kvtrail.tracer.store.sqlite.database import Database
 
@@ -19,7 +17,6 @@ MAX_NAMED = 20
 _TEXTS = {
     "requests": ("changes", "transfers"),
     "findings": ("body",),
-    "engines": ("about",),
     "request_measures": ("tokens",),
 }
 """By table: what must be JSON."""
@@ -37,55 +34,6 @@ class Fault(NamedTuple):
     is_lost: bool = True
 
 
-def copy(path: Path, target: Path) -> None:
-    """Copy a store as it is at this moment, also while a tracer writes to it. A link in the copy's place is replaced.
-
-    Raises:
-        StoreError: there is no such store, or it cannot be read or copied.
-    """
-    _check_is_there(path, any_schema=True)
-    try:
-        opening.copy(path, target)
-    except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"cannot copy the store {path} to {target}: {error}") from error
-
-
-def restore(source: Path, path: Path) -> Path | None:
-    """Put a copy in the place of a store; returns where the store that was there is now, if there was one.
-
-    Raises:
-        StoreError: the copy is no whole store, or a tracer uses the one in its place.
-    """
-    path = path.resolve()
-    faults = list(verify(source))
-    if faults:
-        raise StoreError(f"{source} is not whole, and nothing was changed: {faults[0].text}")
-    lock, claimed = -1, -1
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = opening.claim(path.with_name(f"{path.name}.lock"))
-        was_there = path.exists()
-        claimed = opening.claim(path) if was_there else -1
-        fresh = path.with_name(f"{path.name}.restored")
-        fresh.unlink(missing_ok=True)
-        copy(source, fresh)
-        aside = path.with_name(f"{path.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}") if was_there else None
-        if aside is not None:  # with its WAL: without it, a copy may be an empty store
-            for old, new in zip(opening.parts(path), opening.parts(aside), strict=True):
-                if old.exists():
-                    old.rename(new)
-        fresh.rename(path)
-        return aside
-    except BlockingIOError:
-        raise StoreInUse(f"a tracer uses the store {path}; end it first") from None
-    except OSError as error:
-        raise StoreError(f"cannot restore the store {path}: {error}") from error
-    finally:
-        for descriptor in (claimed, lock):
-            if descriptor >= 0:
-                os.close(descriptor)
-
-
 def verify(path: Path) -> Iterator[Fault]:
     """What is wrong with a store; nothing where it is whole. It is checked as it is at this moment, also
     while a tracer writes to it.
@@ -93,7 +41,9 @@ def verify(path: Path) -> Iterator[Fault]:
     Raises:
         StoreError: there is no such store, or it cannot be read at all.
     """
-    _check_is_there(path)
+    if not path.is_file():
+        raise StoreError(f"there is no store {path}")
+    opening.check_file(path)
     database = Database(path)
     try:
         database.query("BEGIN")
@@ -109,12 +59,6 @@ def verify(path: Path) -> Iterator[Fault]:
         yield Fault(f"the file is damaged: {error}")
     finally:
         database.close()
-
-
-def _check_is_there(path: Path, *, any_schema: bool = False) -> None:
-    if not path.is_file():
-        raise StoreError(f"there is no store {path}")
-    opening.check_file(path, any_schema=any_schema)
 
 
 def _wrong_texts(database: Database) -> Iterator[Fault]:

@@ -140,9 +140,6 @@ def test_the_trend_counts_findings_where_they_were_last_seen(api: Tracer) -> Non
     (stretch,) = result["counts"]
     assert (stretch["rule"], stretch["severity"], stretch["findings"]) == ("stale-lookup", "crash", 1)
     assert stretch["at_ns"] <= START_NS + 10**9 < stretch["at_ns"] + result["step_ns"] + 10**9
-    assert "stale-lookup" in result["choices"]["rules"]
-    assert result["choices"]["severities"][0] == "crash"
-    assert {"trend-engine"} <= set(result["choices"]["engines"])
 
 
 def test_the_fleet_names_engines_with_their_recorders_and_open_requests(api: Tracer) -> None:

@@ -109,7 +109,6 @@ def test_filters_fit_a_part_of_either_id_and_the_whole_of_the_rest(put: Callable
     assert found(reader, 0, 1, search="%") == []
     assert found(reader, 0, 1, engines=["f"]) == ["r-2"]
     assert found(reader, 0, 1, status="failed") == ["r-3"]
-    assert found(reader, 0, 1, connector="D", engines=["e"]) == ["r-4"]
 
 
 @pytest.mark.parametrize("search", ["r-", "x-1", "r-77", "r-1234", "77", "nobody"])
@@ -164,7 +163,7 @@ def test_what_takes_too_long_is_given_up_and_said(
 ) -> None:
     reader = put(*(lane(n, 0, 1) for n in range(20_000)))
     monkeypatch.setattr(lanes, "BUDGET_S", -1.0)
-    answer = reader.lanes(Window(from_ns=0, to_ns=S, connector="D"), live=())
+    answer = reader.lanes(Window(from_ns=0, to_ns=S, engines=["none"]), live=())
     assert not answer.is_whole
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from kvtrail.tracer.serve.receive import recovery
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.receive.rebuild import rebuild
 from kvtrail.tracer.store.handoffs import heard_of
-from kvtrail.tracer.store.sqlite import handoffs
+from kvtrail.tracer.store.sqlite import tables
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 STORIES = {
@@ -109,11 +110,12 @@ def test_a_report_that_is_waited_for_is_waited_for_after_a_restart(tmp_path: Pat
 
 
 def test_only_the_recent_hand_offs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handoffs, "MAX_KEPT", 5)
+    monkeypatch.setattr(tables, "HANDOFFS", replace(tables.HANDOFFS, most=5))
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), grace_ns=0)
     heard(pipeline, history("\n".join(f"r{n}: start 9\nr{n}: gives h{n} 9/9 of a" for n in range(9))))
     pipeline.close()
     writer = SqliteWriter(tmp_path / "s.db")
+    list(writer.prune(before_ns=0))
     kept = [each.keys for each in heard_of(writer.handoffs())]
     writer.close()
     assert kept == [(f"transfer_id:h{n}",) for n in range(4, 9)]

@@ -61,7 +61,7 @@ def test_it_is_summed_up_by_any_labels_the_most_first(reader: Reader) -> None:
 @pytest.mark.parametrize(
     ("given", "engines"),
     [
-        ({"engine": "two"}, {"two"}), ({"tenant": RED}, {"two", "three"}), ({"engines": ["one", "four"]}, {"one", "four"}),
+        ({"engines": ["two"]}, {"two"}), ({"tenant": RED}, {"two", "three"}), ({"engines": ["one", "four"]}, {"one", "four"}),
         ({"engines": []}, set()), ({"cause": "reset"}, set()), ({"cause": "evicted"}, {"one", "two", "three", "four"}),
         ({"since_ns": START_NS + S}, set()), ({"until_ns": START_NS}, set()), ({"prefixes": ["0" * 16]}, set()),
     ],

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
+
+import msgspec
 
 from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.ledger.ordering import SeenNumbers
+from kvtrail.tracer.store import MAX_RECEIPTS
+from kvtrail.tracer.store.damage import readable
+from kvtrail.tracer.store.handoffs import HandoffRow
+from kvtrail.tracer.store.queries import to_text
 from kvtrail.tracer.store.sqlite import log
-from kvtrail.tracer.store.sqlite.database import Database, Query, readable, to_text
+from kvtrail.tracer.store.sqlite.database import Database, Query
 from kvtrail.tracer.store.sqlite.requests import STORED, stored_request
 
-SCHEMA = (
-    # The last span that was judged: only while a tracer that has just started is behind.
-    "CREATE TABLE IF NOT EXISTS judged (number INTEGER NOT NULL)",
-)
+_handoff = msgspec.json.Decoder(HandoffRow).decode
 _NEVER_NS = 2**63 - 1
 _FEW = 20
 """Up to this many requests are searched for in the bytes of a chunk; for more, all of it is decoded."""
-
-
-def note_judged(db: sqlite3.Connection, number: int | None) -> None:
-    """Note the number of the last span that was judged, within the open transaction; None for all."""
-    db.execute("DELETE FROM judged")
-    if number is not None:
-        db.execute("INSERT INTO judged (number) VALUES (?)", (number,))
 
 
 class RecallReader(Database):
@@ -49,8 +45,23 @@ class RecallReader(Database):
 
     def judged(self) -> int:
         """The number of the last span that was judged."""
-        rows = self.query("SELECT number FROM judged")
-        return int(rows[0][0]) if rows else log.last_number(self.query)
+        return int(self.query("SELECT coalesce(judged, number) FROM log_end")[0][0])
+
+    def receipts(self) -> list[bytes]:
+        """The digests of the last requests of spans that were stored, in order."""
+        rows = self.query(f"SELECT digest FROM receipts ORDER BY number DESC LIMIT {MAX_RECEIPTS}")
+        return [digest for (digest,) in reversed(rows)]
+
+    def seen(self) -> dict[str, tuple[str, int]]:
+        """By recorder: the numbers of its events that are stored, as `SeenNumbers.as_text` gives them, and when the last of
+        them came; Unix nanoseconds."""
+        return dict(readable(self.query("SELECT recorder, seen, last_ns FROM recorders"), _numbers, of="recorders"))
+
+    def handoffs(self) -> list[HandoffRow]:
+        """The events of the recent hand-offs, in the order in which they entered the ledger: those of the own engines, and
+        what another sidecar has of the same hand-offs."""
+        rows = self.query("SELECT body FROM handoffs ORDER BY number")
+        return readable(rows, lambda row: _handoff(row[0]), of="handoffs")
 
     def open_requests(self) -> set[RequestKey]:
         """The requests that have not ended, by their accounts."""
@@ -123,6 +134,12 @@ class RecallReader(Database):
         }
         for events in _decoded(_payload(self.query, number, some) for number, some in there.items()):
             yield [event for event in events if (event.engine, event.request) in requests]
+
+
+def _numbers(row: Sequence[Any]) -> tuple[str, tuple[str, int]]:
+    recorder, text, last_ns = row
+    SeenNumbers.from_text(text)
+    return recorder, (text, last_ns)
 
 
 def _payload(query: Query, number: int, requests: Collection[RequestKey]) -> bytes:

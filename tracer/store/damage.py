@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
 
 logger = logging.getLogger("kvtrail")
+Row = TypeVar("Row", bound=Hashable)
+Made = TypeVar("Made")
 
 MAX_REMEMBERED = 10_000
 """Damaged rows of a table that are remembered, so that one that is met again counts once."""
@@ -23,6 +26,17 @@ def note(table: str, row: Hashable, error: Exception, *, costs: str) -> None:
         logger.error("the store is damaged: rows of %s cannot be read, and %s (%s)", table, costs, error)
     if len(known) < MAX_REMEMBERED:
         known.add(hash(row))
+
+
+def readable(rows: Iterable[Row], read: Callable[[Row], Made], *, of: str) -> list[Made]:
+    """What `read` makes of each row. One that is damaged is left out, and the log says so; it is `of` this table."""
+    made = []
+    for row in rows:
+        try:
+            made.append(read(row))
+        except (ValueError, TypeError, KeyError) as error:
+            note(of, row, error, costs=f"are left out; {REMEDY}")
+    return made
 
 
 def rows() -> int:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store.sqlite.database import pragma
 
 logger = logging.getLogger("kvtrail")
 
@@ -23,14 +22,15 @@ CHECKPOINT_PAGES = 4_000
 FULL, FILLED = 0.9, 0.8
 """The shares of the file's room at which the oldest rows leave, and until which."""
 ASIDE = 0.5
-"""The share of the bound that files beside the store may take. They are damaged stores and copies of older schemas."""
+"""The share of the bound that files beside the store may take. They are damaged stores."""
 _SHARED_BYTES = 2**20
 """More than SQLite's index of the WAL takes."""
 _BUSY_MS = 100
+"""How long a checkpoint waits for readers: batches wait meanwhile."""
 
 
-class Room:
-    """The room of one store, on the connection of its one writer."""
+class Quota:
+    """The quota of one store, on the connection of its one writer."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db, self._path = db, path
@@ -46,11 +46,11 @@ class Room:
         self._wal_bytes = min(WAL_BYTES, most_bytes // 4)
         self._file_bytes = max(most_bytes - beside - self._wal_bytes - _SHARED_BYTES, most_bytes // 8)
         self._share_wal()
-        self._db.execute(f"PRAGMA max_page_count={self._file_bytes // self._pragma('page_size')}").fetchall()
+        self._db.execute(f"PRAGMA max_page_count={self._file_bytes // pragma(self._db, 'page_size')}").fetchall()
 
     def used(self) -> int:
         """Bytes of the file that are in use."""
-        return (self._pragma("page_count") - self._pragma("freelist_count")) * self._pragma("page_size")
+        return (pragma(self._db, "page_count") - pragma(self._db, "freelist_count")) * pragma(self._db, "page_size")
 
     def is_short(self, share: float = FULL) -> bool:
         """Whether more than a share of the file's room is in use."""
@@ -64,45 +64,32 @@ class Room:
         """
         if self._waiting() < self._wal_bytes * 3 // 4:
             return
-        with self._hurried():
+        patience = pragma(self._db, "busy_timeout")
+        self._db.execute(f"PRAGMA busy_timeout={_BUSY_MS}").fetchall()
+        try:
             ((is_read, _, _),) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout={patience}").fetchall()
         if is_read and self._waiting() >= self._wal_bytes:
             raise StoreError(f"the WAL of the store {self._path} is full, and a reader keeps it from being emptied")
 
     def _share_wal(self) -> None:
-        pages = max(1, min(CHECKPOINT_PAGES, self._wal_bytes // 2 // self._pragma("page_size")))
+        pages = max(1, min(CHECKPOINT_PAGES, self._wal_bytes // 2 // pragma(self._db, "page_size")))
         self._db.execute(f"PRAGMA wal_autocheckpoint={pages}").fetchall()
         self._db.execute(f"PRAGMA journal_size_limit={self._wal_bytes}").fetchall()
 
     def _waiting(self) -> int:
-        try:
-            return self._wal.stat().st_size
-        except FileNotFoundError:
-            return 0
-
-    @contextmanager
-    def _hurried(self) -> Iterator[None]:
-        """Wait for readers only for a moment: batches wait meanwhile."""
-        before = self._pragma("busy_timeout")
-        self._db.execute(f"PRAGMA busy_timeout={_BUSY_MS}").fetchall()
-        try:
-            yield
-        finally:
-            self._db.execute(f"PRAGMA busy_timeout={before}").fetchall()
+        return self._wal.stat().st_size if self._wal.exists() else 0
 
     def _files_beside(self, most_bytes: int) -> int:
         """Bytes of the files that were set aside; the oldest are deleted where they take too much."""
-        kinds = (f"{self._path.name}.damaged-*", f"{self._path.name}.schema-*")
-        beside = [(path.stat().st_mtime_ns, path) for kind in kinds for path in self._path.parent.glob(kind)]
+        damaged = self._path.parent.glob(f"{self._path.name}.damaged-*")
+        beside = sorted((path.stat().st_mtime_ns, path) for path in damaged)
         total = sum(path.stat().st_size for _, path in beside)
-        for _, path in sorted(beside):
+        for _, path in beside:
             if total <= most_bytes:
                 break
             total -= path.stat().st_size
             path.unlink()
             logger.warning("%s is deleted: with it, the store would take more than --retain-gib", path)
         return total
-
-    def _pragma(self, name: str) -> int:
-        ((value,),) = self._db.execute(f"PRAGMA {name}").fetchall()
-        return int(value)

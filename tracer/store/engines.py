@@ -1,0 +1,88 @@
+"""Engines, their launches and markers as both databases keep and find them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any
+
+from kvtrail.tracer.liveness.engine import CausingFinding, EngineState, Launch, agreed
+from kvtrail.tracer.model import engines
+from kvtrail.tracer.model.engines import DESCRIPTION
+from kvtrail.tracer.model.markers import Marker, MarkerKind
+from kvtrail.tracer.store.damage import readable
+from kvtrail.tracer.store.queries import Database, an_object, to_text
+
+LAUNCH_COLUMNS = ("engine", "launch", "state", "began_ns", "ended_ns", "ended_by", "lost", "cause", "settings")
+MARKER_COLUMNS = ("id", "kind", "at_ns", "engine", "text")
+
+
+def launch_row(launch: Launch) -> tuple[Any, ...]:
+    """The values of `LAUNCH_COLUMNS`. Raises OverflowError or UnicodeError if no database can hold it."""
+    engine, name, state, *plain, _, _ = astuple(launch)
+    return engine, name, str(state), *plain, to_text(launch.cause) if launch.cause else "", to_text(launch.settings)
+
+
+def marker_row(marker: Marker) -> tuple[Any, ...]:
+    """The values of `MARKER_COLUMNS`."""
+    return marker.id, str(marker.kind), marker.at_ns, marker.engine, marker.text
+
+
+class EngineReader(Database):
+    """The part of `Reader` that is about engines."""
+
+    def names(self) -> dict[str, str]:
+        return engines.names(self.descriptions())
+
+    def engines(self) -> dict[str, dict[str, Any]]:
+        open_requests = f"SELECT engine, count(*) FROM {self.table('requests')} WHERE ended_ns IS NULL GROUP BY engine"
+        return engines.listed(self.descriptions(), dict(self.ask(open_requests)))
+
+    def heard(self) -> dict[str, int]:
+        return dict(self.ask(f"SELECT engine, last_ns FROM {self.table('engines')}"))
+
+    def descriptions(self) -> dict[str, dict[str, str]]:
+        """By engine, in the order in which they came: what it says of itself."""
+        rows = self.ask(
+            f"SELECT engine, {', '.join(DESCRIPTION)} FROM {self.table('engines')} ORDER BY first_ns, engine"
+        )
+        return {engine: dict(zip(DESCRIPTION, about, strict=True)) for engine, *about in rows}
+
+    def launches(self, *, since_ns: int | None = None, until_ns: int | None = None) -> list[Launch]:
+        reports: dict[tuple[str, str], list[Launch]] = {}
+        rows = self.ask(f"SELECT {', '.join(LAUNCH_COLUMNS)} FROM {self.table('launches')}")
+        for each in readable(rows, _launch, of="launches"):
+            reports.setdefault((each.engine, each.launch), []).append(each)
+        return [each for each in map(agreed, reports.values()) if _ended_within(each, since_ns, until_ns)]
+
+    def markers(self, *, since_ns: int, until_ns: int, limit: int) -> list[Marker]:
+        found: list[Marker] = []
+        for kind in MarkerKind:
+            rows = self.ask(
+                f"SELECT {', '.join(MARKER_COLUMNS)} FROM {self.table('markers')} WHERE kind = {{kind:String}}"
+                " AND at_ns >= {since_ns:Int64} AND at_ns <= {until_ns:Int64} ORDER BY at_ns DESC LIMIT {limit:UInt32}",
+                kind=str(kind),
+                since_ns=since_ns,
+                until_ns=until_ns,
+                limit=limit,
+            )
+            found += readable(rows, _marker, of="markers")
+        return sorted(found, key=lambda each: (each.at_ns, each.id))
+
+
+def _launch(row: Sequence[Any]) -> Launch:
+    *plain, cause, settings = row
+    fields = dict(zip(LAUNCH_COLUMNS, plain, strict=False))
+    fields["state"] = EngineState(fields["state"])
+    return Launch(**fields, cause=CausingFinding(**an_object(cause)) if cause else None, settings=an_object(settings))
+
+
+def _ended_within(launch: Launch, since_ns: int | None, until_ns: int | None) -> bool:
+    if launch.ended_ns is None:
+        return since_ns is None and until_ns is None
+    return (since_ns is None or launch.ended_ns >= since_ns) and (until_ns is None or launch.ended_ns <= until_ns)
+
+
+def _marker(row: Sequence[Any]) -> Marker:
+    id_, kind, at_ns, engine, text = row
+    return Marker(id=id_, kind=MarkerKind(kind), at_ns=at_ns, engine=engine, text=text)

@@ -1,0 +1,110 @@
+"""What requests are measured by, as both databases count it: durations, tokens, tenant, prefix, and how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from kvtrail.tracer.model.causes import REUSED
+from kvtrail.tracer.model.conditions import AMONG, COUNTS, ENDING, TEXTS, TIMES, Condition
+from kvtrail.tracer.model.grouping import By
+from kvtrail.tracer.store import Group, Selection
+from kvtrail.tracer.store.duration_bins import bin_sql
+from kvtrail.tracer.store.queries import Database, all_of
+
+WORDS = (*TEXTS, ENDING)
+NUMBERS = (*(f"{name}_ns" for name in TIMES), *COUNTS)
+"""NULL where they are not known."""
+TOKENS = (*map(str, REUSED), "asked")
+"""The tokens of the prompts that were held or loaded, and of all of them; those by cause are in `tokens`."""
+COLUMNS = ("engine", "started_ns", *WORDS, *NUMBERS, *TOKENS, "tokens")
+"""The columns of both databases, which `request_rows.measures_row` has."""
+
+
+def condition(each: Condition, parameter: str, of_cause: str) -> str:
+    """The SQL for a condition on a row of measures. `of_cause` is the SQL for the tokens of a cause, as a format string."""
+    if each.operator == AMONG:
+        return f"engine || ' ' || {each.name} IN {parameter}"
+    column = f"{each.name}_ns" if each.name in TIMES else each.name
+    return f"{column if column in COLUMNS else of_cause.format(each.name)} {each.operator} {parameter}"
+
+
+def value_of(each: Condition) -> Any:
+    """The value of a condition, as a parameter."""
+    return [*each.value] if isinstance(each.value, tuple) else each.value
+
+
+def conditions(where: Iterable[Condition], of_cause: str) -> dict[str, Any]:
+    """These conditions in shared SQL, each with its value."""
+    found = {}
+    for number, each in enumerate(where):
+        value = value_of(each)
+        type_ = "Array(String)" if isinstance(value, list) else "String" if isinstance(value, str) else "Int64"
+        found[condition(each, f"{{value{number}:{type_}}}", of_cause)] = value
+    return found
+
+
+class MeasureReader(Database):
+    """The part of `Reader` that is about the measures of requests.
+
+    Attributes:
+        of_cause: the SQL for the tokens of a cause, as a format string.
+    """
+
+    of_cause: str
+
+    def durations(self, which: Selection, *, of: str, step_ns: int) -> list[tuple[int, int, int]]:
+        selected, values = self.selected(which)
+        rows = self.ask(
+            f"SELECT {self.divided.format('started_ns', '{step_ns:Int64}')} AS stretch, {_bins(of)} {selected}"
+            f" AND {of}_ns IS NOT NULL GROUP BY stretch, bin ORDER BY stretch, bin",
+            step_ns=step_ns,
+            **values,
+        )
+        return [tuple(row) for row in rows]
+
+    def count(self, which: Selection) -> int:
+        selected, values = self.selected(which)
+        return int(self.ask(f"SELECT count(*) {selected}", **values)[0][0])
+
+    def groups(
+        self, which: Selection, *, by: By, of: str, limit: int, names: Collection[str] | None = None
+    ) -> list[Group]:
+        selected, values = self.selected(which)
+        if names is not None:
+            selected += f" AND {by} IN {{wanted:Array(String)}}"
+            values["wanted"] = [*names]
+        sums = ", ".join(self.sum_of.format(name) for name in ("asked", *REUSED))
+        rows = self.ask(
+            f"SELECT {by} AS name, count(*) AS requests, {sums} {selected} GROUP BY name ORDER BY requests DESC, name"
+            " LIMIT {limit:UInt32}",
+            limit=limit,
+            **values,
+        )
+        groups = {row[0]: Group(*row) for row in rows}
+        counts = self.ask(
+            f"SELECT {by} AS name, {_bins(of)} {selected} AND {of}_ns IS NOT NULL AND name IN {{names:Array(String)}}"
+            " GROUP BY name, bin",
+            names=[*groups],
+            **values,
+        )
+        for name, number, count in counts:
+            groups[name].bins[number] = count
+        return list(groups.values())
+
+    def selected(self, which: Selection, join: str = "") -> tuple[str, dict[str, Any]]:
+        """The rest of a query after what it selects, and the values of its parameters. `join` follows the table."""
+        where, values = all_of(
+            {
+                "started_ns >= {since_ns:Int64}": which.since_ns,
+                "started_ns < {before_ns:Int64}": which.before_ns,
+                "engine IN {engines:Array(String)}": which.engines,
+                **conditions(which.where, self.of_cause),
+            }
+        )
+        return f"FROM {self.table('request_measures')} {join} {where}", values
+
+
+def _bins(of: str) -> str:
+    """The bin of a measure of time, and how many have it."""
+    return f"{bin_sql(f'{of}_ns')} AS bin, count(*)"

@@ -1,0 +1,58 @@
+"""What both databases are asked in the same words.
+
+A shared query is SQL that SQLite and ClickHouse read alike. A parameter is written as ClickHouse has it: `{name:Type}`, or
+`{name:Array(Type)}` for a list. `Database` has what the two call differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+from_text = msgspec.json.Decoder().decode
+"""The data of a JSON text. Raises ValueError if it is not JSON."""
+
+
+def to_text(data: Any) -> str:
+    """JSON-ready data as text."""
+    return _encode(data).decode()
+
+
+def an_object(text: str) -> dict[str, Any]:
+    """The data of a JSON text that is an object. Raises ValueError if it is none."""
+    if not isinstance(data := from_text(text), dict):
+        raise ValueError("a JSON text that is no object")
+    return data
+
+
+class Database:
+    """A database, as shared queries see it.
+
+    Attributes:
+        sum_of, divided: the SQL for a sum of integers, and for a whole quotient, as format strings.
+    """
+
+    sum_of: str
+    divided: str
+
+    def table(self, name: str) -> str:
+        """How a table is called in a FROM."""
+        raise NotImplementedError
+
+    def ask(self, select: str, **values: Any) -> list[Any]:
+        """The rows of a SELECT with these values for its parameters."""
+        raise NotImplementedError
+
+
+def all_of(conditions: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A WHERE with those conditions that have a value, and the values by the name of their parameter. A condition with an
+    empty text or None is left out; a collection is passed as a list."""
+    given = {condition: value for condition, value in conditions.items() if value not in ("", None)}
+    names = (condition.partition("{")[2].partition(":")[0] for condition in given)
+    values = (
+        [*value] if isinstance(value, Iterable) and not isinstance(value, str) else value for value in given.values()
+    )
+    return f"WHERE {' AND '.join(given) or '1 = 1'}", dict(zip(names, values, strict=True))
