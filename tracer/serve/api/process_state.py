@@ -4,8 +4,7 @@ a process over a fleet of them."""
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Collection
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.retained_blocks import KeptHandOff
@@ -14,50 +13,10 @@ from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.recorders import Recorders
 from kvtrail.tracer.serve.errors import InternalErrors
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.handoffs import heard_of
-
-
-class Live(Protocol):
-    """The state of a process. Times are Unix nanoseconds."""
-
-    started_ns: int
-    last_received_ns: int | None
-    errors: InternalErrors
-    known_findings: KnownFindingsFile
-
-    @property
-    def trouble(self) -> str | None:
-        """Why it cannot do its work; None while all is well."""
-
-    @property
-    def recorders(self) -> Recorders: ...
-
-    @property
-    def spans_stored(self) -> int:
-        """Since it was started."""
-
-    @property
-    def events_missing(self) -> int: ...
-
-    @property
-    def spans_behind(self) -> int:
-        """Spans that are stored and not judged."""
-
-    @property
-    def handoffs(self) -> HandOffs:
-        """What engines hand over to each other, as far as it is in memory. Read by other threads than that which enters."""
-
-    @property
-    def kept(self) -> Sequence[KeptHandOff]:
-        """The hand-offs with blocks that engines keep, as of the last second."""
-
-    def handoffs_called(self, keys: Collection[str]) -> HandOffs:
-        """The same, with what is stored of the hand-offs that are called so."""
-
-    def running(self) -> set[str]:
-        """The engines that report; their open requests go on."""
 
 
 class FleetProcess:
@@ -91,3 +50,7 @@ class FleetProcess:
 
     def running(self) -> set[str]:
         return set(self._reader.heard_since(time.time_ns() - CONTACT_NS))
+
+
+Live = Pipeline | FleetProcess
+"""The process whose state the api shows."""

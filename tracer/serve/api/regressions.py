@@ -1,21 +1,20 @@
 """What changed for the worse in a range of time, in sentences: hit rates that fell, prefill that rose, and engines that hit
 nothing where others do. Pure: no clock, no I/O.
 
-Each is watched over all engines, and of each engine. A sentence has the numbers that it rests on, from before and after; what
-happened to an engine just then; and the cause of computed tokens that grew most.
+Each is watched over all engines, and of each engine. A sentence has the numbers that it rests on, from before and after, and
+what happened to an engine just then.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import sqrt
 from typing import NamedTuple
 
 from kvtrail.tracer.liveness.markers import near
-from kvtrail.tracer.model.cause_words import in_sums
 from kvtrail.tracer.model.causes import REUSED, Cause
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.model.words import percent, some
@@ -36,8 +35,6 @@ MOSTLY_NEW = 0.9
 """Where this share of what an engine computed was new to it, no hit was possible."""
 LEAST_MINUTES = 5
 """Models that are served later than this after the first row are left out of the sums of all engines."""
-GREW = 0.05
-"""A cause is named if its share of the tokens asked for grew by this much."""
 BY_CHANCE = 3.0
 """A change of at most so many standard errors can be chance, where few requests show it: the best of many moments counts."""
 _BRIEFLY = {MarkerKind.DEATH: "died", MarkerKind.CONTACT_LOST: "lost contact", MarkerKind.END: "ended"}
@@ -46,39 +43,30 @@ _MEASURES = frozenset({"admissions", "asked", "local", "taken", "store_tokens"})
 _NO_HIT_POSSIBLE = (Cause.NEW, Cause.UNALIGNED)
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """Tokens of admitted requests."""
+class Sums(NamedTuple):
+    """Tokens of admitted requests, by their measures."""
 
     measures: Mapping[str, int]
-
-    def _of(self, measure: str) -> int:
-        return self.measures.get(measure, 0)
-
-    @property
-    def admissions(self) -> int:
-        """The admissions that they are of."""
-        return self._of("admissions")
 
     @property
     def asked(self) -> int:
         """All of them."""
-        return self._of("asked")
+        return self.measures.get("asked", 0)
 
     @property
     def wanted(self) -> int:
         """Those that vLLM's own cache did not hold."""
-        return self.asked - self._of("local")
+        return self.asked - self.measures.get("local", 0)
 
     @property
     def computed(self) -> int:
         """Those that were to be computed."""
-        return max(0, self.wanted - self._of("taken"))
+        return max(0, self.wanted - self.measures.get("taken", 0))
 
     @property
     def hit_rate(self) -> float:
         """The connector's share of `wanted`."""
-        return self._of("taken") / self.wanted if self.wanted else 0.0
+        return self.measures.get("taken", 0) / self.wanted if self.wanted else 0.0
 
     @property
     def computed_share(self) -> float:
@@ -94,8 +82,7 @@ class Sums:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(NamedTuple):
     """Sums before a moment and from it on. Times are Unix seconds."""
 
     at_s: int
@@ -123,43 +110,35 @@ def of_sums(
     by_engine: dict[str, list[SavingsRow]] = {}
     for row in rows:
         by_engine.setdefault(row.engine, []).append(row)
-    watch = _Watch(range_, markers, place, step_s)
-    engines = {engine: list(_splits(of)) for engine, of in by_engine.items()}
     every = list(_splits(_since_the_beginning(rows, models)))
-    # A token that is no hit is computed: one change needs one sentence.
-    found = _changed(watch, _HITS_FELL, every, engines) or _changed(watch, _PREFILL_ROSE, every, engines)
-    return [*found, *_without_hits(rows, place, models)]
+    statements: list[Statement] = []
+    for worse in (_HITS_FELL, _PREFILL_ROSE):
+        if (whole := worse.largest(every)) is not None:
+            changed = {"": whole}
+        else:
+            largest = ((engine, worse.largest(_splits(of))) for engine, of in by_engine.items())
+            changed = {engine: split for engine, split in largest if split is not None}
+        for engine, split in changed.items():
+            of_engine = f" of engine {place(engine)}" if engine else ""
+            words = worse.words.format(of_engine, *map(percent, worse.of(split)))
+            at_ns = split.at_s * 10**9
+            found = near(markers, since_ns=at_ns, at_ns=at_ns, after_ns=step_s * 10**9)
+            text = f"{words} at {range_.at(at_ns)[: -len(':00')]}{_event(found, range_, place)}"
+            query = {"at": datetime.fromtimestamp(split.at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+            statements.append(
+                Statement(kind=worse.kind, level=Level.WARNING, text=text, at_ns=at_ns, page="overview", query=query)
+            )
+        if changed:  # a token that is no hit is computed: one change needs one sentence
+            break
+    return [*statements, *_without_hits(rows, place, models)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Watch:
-    """What a sentence needs besides the sums."""
-
-    range_: Range
-    markers: Sequence[Marker]
-    place: Place
-    step_s: int
-
-    def at(self, at_s: int) -> str:
-        """The beginning of a row in words."""
-        return self.range_.at(at_s * 10**9)[: -len(":00")]
-
-    def event(self, at_s: int) -> str:
-        """What happened at a change, in words; empty if nothing is known to have."""
-        at_ns = at_s * 10**9
-        found = near(self.markers, since_ns=at_ns, at_ns=at_ns, after_ns=self.step_s * 10**9)
-        if not found:
-            return ""
-        best = found[0]
-        at = self.range_.at(best.at_ns)
-        return f", as engine {self.place(best.engine)} {_BRIEFLY.get(best.kind, best.text)} ({at})"
-
-    def statement(self, kind: str, text: str, at_s: int) -> Statement:
-        """A statement about a change."""
-        at = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return Statement(
-            kind=kind, level=Level.WARNING, text=text, at_ns=at_s * 10**9, page="overview", query={"at": at}
-        )
+def _event(found: Sequence[Marker], range_: Range, place: Place) -> str:
+    """What happened at a change, in words; empty if nothing is known to have."""
+    if not found:
+        return ""
+    best = found[0]
+    return f", as engine {place(best.engine)} {_BRIEFLY.get(best.kind, best.text)} ({range_.at(best.at_ns)})"
 
 
 def _needed(measures: Mapping[str, int]) -> dict[str, int]:
@@ -196,7 +175,7 @@ def _splits(rows: Iterable[SavingsRow]) -> Iterator[Split]:
 
 def _is_chance(split: Split, before: float, after: float) -> bool:
     """Whether a share can have changed by chance: as if each admission had all of it or nothing."""
-    numbers = split.before.admissions, split.after.admissions
+    numbers = [sums.measures.get("admissions", 0) for sums in (split.before, split.after)]
     if not all(numbers):
         return False
     error = sqrt(sum(share * (1 - share) / number for share, number in zip((before, after), numbers, strict=True)))
@@ -242,25 +221,6 @@ _PREFILL_ROSE = _Worse(
 )
 
 
-def _changed(
-    watch: _Watch, worse: _Worse, every: Iterable[Split], engines: Mapping[str, Iterable[Split]]
-) -> list[Statement]:
-    """The statements about a change for the worse: of all engines together, or else of single ones."""
-    own = {engine: split for engine, of in engines.items() if (split := worse.largest(of))}
-    whole = worse.largest(every)
-    statements = []
-    for engine, split in own.items() if whole is None else [("", whole)]:
-        of = f" of engine {watch.place(engine)}" if engine else ""
-        only = ""
-        if not engine and len(own) == 1 < len(engines):
-            ((name, its),) = own.items()
-            only = ": of engine {} from {} to {}".format(watch.place(name), *map(percent, worse.of(its)))
-        words = worse.words.format(of, *map(percent, worse.of(split)))
-        text = f"{words} at {watch.at(split.at_s)}{watch.event(split.at_s)}{only}{_grown(split)}"
-        statements.append(watch.statement(worse.kind, text, split.at_s))
-    return statements
-
-
 def _without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str, str]) -> list[Statement]:
     """Engines that hit next to nothing, where others with the same model and connector do. Where nobody stores, as between
     engines that hand over, one of them has no hits by design."""
@@ -294,33 +254,10 @@ def _without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str,
         text = (
             f"Engine {place(engine)} has a hit rate of {percent(own.hit_rate)} in {some(own.wanted, 'token')} beyond vLLM's"
             f" cache, and"
-            f" {some(len(storing[kind]) - is_one, 'other engine')} with {connector} {percent(theirs)}{_most(causes)}"
+            f" {some(len(storing[kind]) - is_one, 'other engine')} with {connector} {percent(theirs)}"
         )
         query = {"on": engine}
         statements.append(
             Statement(kind="no-hits", level=Level.WARNING, text=text, engine=engine, page="savings", query=query)
         )
     return statements
-
-
-def _grown(split: Split) -> str:
-    """The cause of computed tokens that grew most, in words; empty if it is not known."""
-    before, after = split.before.causes(), split.after.causes()
-    shares = {
-        cause: (after[cause] / split.after.asked, before[cause] / split.before.asked)
-        for cause in after
-        if split.after.asked and split.before.asked
-    }
-    cause = max(shares, key=lambda each: shares[each][0] - shares[each][1], default="unknown")
-    if cause == "unknown" or shares[cause][0] - shares[cause][1] < GREW:
-        return ""
-    now, then = shares[cause]
-    return f"; {percent(now)} of what was asked for {in_sums(cause)}, {percent(then)} before"
-
-
-def _most(causes: Counter[str]) -> str:
-    """The largest cause of computed tokens, in words; empty if it is not known."""
-    if not causes:
-        return ""
-    cause, tokens = causes.most_common(1)[0]
-    return "" if cause == "unknown" else f"; {percent(tokens / causes.total())} of what it computed {in_sums(cause)}"
