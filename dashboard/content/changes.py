@@ -21,14 +21,14 @@ MEASURES = {
     "computed": "Prompt tokens computed", "asked": "Prompt tokens asked for", "local": "Tokens in vLLM's own cache",
     "loaded": "Tokens loaded", "failed": "Tokens of failed loads", "waited_s": "Seconds of waiting for loads",
     "postponed_s": "Seconds held up by 'ask me later'", "lookup_s": "Seconds in lookups", "preemptions": "Preemptions",
-    "admissions": "Admissions", "failures": "Failed and lost requests",
+    "admissions": "Admissions",
 }  # fmt: skip
 """What each amount is, for people; all are per minute."""
 LABELS = {"prefix": "prompts that begin with"}
 """What stands before a group of a dimension, where that is not its name."""
 BY = {"prefix": "beginning of prompt", "cause": "why computed"}
 """Dimensions that have another name for people."""
-FILTERS = {"engine": "on", "model": "model", "outcome": "status"}
+FILTERS = {"engine": "on", "model": "model"}
 """The dimensions that the page of requests has a filter of its own for, and its name in the address."""
 FIRST = "computed"
 """The measure that the others explain."""

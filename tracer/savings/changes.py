@@ -40,7 +40,7 @@ class GroupChange:
 
     Attributes:
         dimension: by what requests are grouped: `engine`, `model`, `connector`, `tenant`, `prefix` (the beginning of the
-            prompt), `outcome`, or `cause` of computed tokens.
+            prompt), or `cause` of computed tokens.
         group: the engine's id, the model's name, ...; of a cause, `CAUSE:TIER`.
         amount: its part of the whole.
         share: its change as a share of the whole's; negative where it changed the other way.

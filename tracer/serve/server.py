@@ -22,7 +22,7 @@ from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.http_server import HttpServer, port_of
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.serve.limits import Limits, configure_heap, raise_descriptors, release_heap
-from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
+from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.outbox_sender import OutboxSender
 from kvtrail.tracer.serve.receive.grpc_receiver import GrpcReceiver
 from kvtrail.tracer.serve.receive.intake import Intake
@@ -61,7 +61,6 @@ class Receiving:
     grpc_port: int
     spool: Path
     spool_mb: int
-    trace_file: Path | None
     max_requests: int
     nice: int
     retain_hours: float
@@ -106,7 +105,7 @@ def serve(
         Unusable: the file of tenants, or that of known findings, cannot be used.
         Unsafe: anybody could use it, or what should prevent that cannot be read.
         PortTaken: an address is in use.
-        StoreError: the store or the trace file cannot be opened.
+        StoreError: the store cannot be opened.
     """
     tokens = Access(token_file) if token_file else None
     names, known = TenantNames(tenants), KnownFindingsFile(known_findings)
@@ -138,7 +137,7 @@ def serve(
             app,
             limits=limits,
             drain_s=DRAIN_S,
-            on_refusal=partial(metrics.count_rejected, "http", Rejected.CONNECTIONS),
+            on_refusal=partial(metrics.count_rejected, "http", "connections"),
             tls=tls,
         )
         logger.info(
@@ -186,19 +185,15 @@ def _sidecar(
         metrics.watch_spool(sender)
     writer = SqliteWriter(path, outbox=outbox, most_bytes=options.most_bytes)
     finding_log = FindingLog.from_environment()
-    try:
-        pipeline = Pipeline(
-            writer,
-            metrics,
-            trace_file=options.trace_file,
-            finding_log=finding_log,
-            known_findings=known,
-            max_requests=options.max_requests,
-            rows_every_ns=ROWS_EVERY_NS,
-            resume=False,
-        )
-    except OSError as error:
-        raise StoreError(f"cannot append to the trace file {options.trace_file}: {error.strerror}") from error
+    pipeline = Pipeline(
+        writer,
+        metrics,
+        finding_log=finding_log,
+        known_findings=known,
+        max_requests=options.max_requests,
+        rows_every_ns=ROWS_EVERY_NS,
+        resume=False,
+    )
     intake = Intake(pipeline, most_bytes=limits.request_bytes)
     raise_descriptors()
     receiver.start(intake, metrics)

@@ -4,7 +4,6 @@ probably caused it."""
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated
 
@@ -18,10 +17,9 @@ from kvtrail.tracer.model.conditions import UNKNOWN, Time
 from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.grouping import By
 from kvtrail.tracer.model.markers import Marker, MarkerKind
-from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.model.tenants import OTHER, PLAIN
 from kvtrail.tracer.model.words import count, duration, percent
-from kvtrail.tracer.savings.changes import Amount, GroupChange, MeasureChange, Side, Sums, changes, ranked
+from kvtrail.tracer.savings.changes import GroupChange, MeasureChange, Side, Sums, changes
 from kvtrail.tracer.savings.minute_sums import MINUTE_NS, interval_s
 from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines, Moment
 from kvtrail.tracer.serve.api.markers import every_marker
@@ -42,7 +40,6 @@ _NO_TENANT = {
     OTHER: ("Other tenants are new", "them"),
 }
 """Groups of the dimension `tenant` that are no tenant."""
-_FAILURES = frozenset({Outcome.FAILED, Outcome.LOST, Outcome.LOST_CONTACT})
 Ends = tuple[int, int]
 
 
@@ -105,12 +102,11 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
             rows = [row for row in rows if row.engine in wanted]
             return Side(rows, _minutes(ends), prefixes)
 
-        found = [
-            *changes(side(first, prefixes[0]), side(second, prefixes[1]), models),
-            *_failures(resolver, reader, first, second, wanted),
-        ]
+        found = changes(side(first, prefixes[0]), side(second, prefixes[1]), models)
         moment = second[0]
-        near = every_marker(resolver, reader, since_ns=first[1] - BEFORE_NS, until_ns=moment + AFTER_NS, chosen=wanted)
+        marked = every_marker(
+            resolver, reader, since_ns=first[1] - BEFORE_NS, until_ns=moment + AFTER_NS, chosen=wanted
+        )
         tenant_names = tenants.among(
             {part.group: part for each in found for part in each.groups if part.dimension == "tenant"}
         )
@@ -119,7 +115,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
             after=Stretch(since_ns=second[0], until_ns=second[1]),
             changes=found,
             likely=likely_causes(
-                found, near, at_ns=moment, since_ns=first[1], name=resolver.name, tenant_names=tenant_names
+                found, marked, at_ns=moment, since_ns=first[1], name=resolver.name, tenant_names=tenant_names
             ),
             engine_names={name: str(about["name"]) for name, about in resolver.engines.items()},
             tenant_names=tenant_names,
@@ -159,35 +155,6 @@ def _prefixes(reader: Reader, ranges: Sequence[Ends], engines: list[str]) -> lis
         {each.name: {"asked": each.asked, "local": each.held, "taken": each.loaded} for each in groups(which, names)}
         for which in selections
     ]
-
-
-def _failures(
-    resolver: OutcomeResolver, reader: Reader, first: Ends, second: Ends, engines: list[str]
-) -> list[MeasureChange]:
-    """Requests a minute that failed or were lost, by the range in which they began."""
-    sides: list[Counter[tuple[str, str]]] = []
-    for begin, end in (first, second):
-        counts: Counter[tuple[str, str]] = Counter()
-        for engine, status, reason, number in reader.outcome_counts(since_ns=begin, before_ns=end, engines=engines):
-            if (outcome := resolver.outcome_of(engine, status, reason)) in _FAILURES:
-                counts[engine, str(outcome)] += number
-        sides.append(counts)
-
-    def amount(at: int, group: str) -> Amount:
-        """Of the engine (0) or outcome (1), a minute."""
-        sums = (sum(value for key, value in side.items() if key[at] == group) for side in sides)
-        return Amount(*(each / _minutes(ends) for each, ends in zip(sums, (first, second), strict=True)))
-
-    whole = Amount(*(side.total() / _minutes(ends) for side, ends in zip(sides, (first, second), strict=True)))
-    if whole.change == 0:
-        return []
-    groups = [
-        GroupChange(dimension, group, each, each.change / whole.change)
-        for at, dimension in enumerate(("engine", "outcome"))
-        for group in {key[at] for side in sides for key in side}
-        for each in [amount(at, group)]
-    ]
-    return [MeasureChange("failures", whole, None, ranked(groups))]
 
 
 def likely_causes(

@@ -53,7 +53,7 @@ class OutcomeResolver:
             )
             for engine, about in self.engines.items()
         }
-        self.known = KnownFindings(process.known_findings.known, self.engines, at_ns=now_ns)
+        self.known = KnownFindings(process.known_findings.content, self.engines, at_ns=now_ns)
 
     def group(self, engine: str) -> tuple[str, ...]:
         """The service and the model of an engine, which its successors have, too; of an unknown one its id."""

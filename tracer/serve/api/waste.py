@@ -96,7 +96,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
             covered_from_ns=start,
             computed=computed,
             whole=next(iter(listed(every, [], lambda of: ())), asdict(Waste())),
-            by_tenant=[{**each, "tenant_name": tenants.of(each["tenant"])} for each in of_tenants],
+            by_tenant=[{**each, "tenant_name": tenants.content.get(each["tenant"])} for each in of_tenants],
             by_prefix=listed(prefixes, ["prefix"], lambda of: of[1:]),
             requests=listed(requests, ["engine", "request", "prefix"], lambda of: of),
             engine_names={name: known[name]["name"] for name in {each.of[0] for each in every} if name in known},

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from pathlib import Path
 
 from kvtrail.tracer.detect.detector import GRACE_NS, MAX_REQUESTS, Detector
 from kvtrail.tracer.detect.pairs import Heard
@@ -28,10 +27,9 @@ from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.engines import Engines
 from kvtrail.tracer.serve.receive.judging import Clock, Judge
 from kvtrail.tracer.serve.receive.known import KnownHere
-from kvtrail.tracer.serve.receive.receiving import ReceivedRequest, Receiver
+from kvtrail.tracer.serve.receive.receiving import Receiver
 from kvtrail.tracer.serve.receive.recovery import Recovery
 from kvtrail.tracer.serve.receive.storing import Storage
-from kvtrail.tracer.serve.receive.trace_copy import TraceCopy
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
@@ -57,7 +55,6 @@ class Pipeline:
         writer: SqliteWriter,
         metrics: Metrics,
         *,
-        trace_file: Path | None = None,
         finding_log: FindingLog | None = None,
         known_findings: KnownFindingsFile | None = None,
         max_requests: int = MAX_REQUESTS,
@@ -100,7 +97,6 @@ class Pipeline:
             rows_every_ns=rows_every_ns,
         )
         self.recovery = Recovery(writer, self.judge, self.storage, lock)
-        self._trace_file = None if trace_file is None else TraceCopy(trace_file, metrics)
         if resume:
             self.resume()
         metrics.watch_checks(self.checks, self.unknown)
@@ -130,7 +126,8 @@ class Pipeline:
             rows = self.storage.rows_are_due()
             self.storage.commit(came, engines, rows=rows)
             self._receiver.confirm(came)
-            self._publish(came)
+            self.last_received_ns = time.time_ns()
+            self.engines.count(came, now_ns=self.last_received_ns)
         self.metrics.ingest_seconds.observe(time.perf_counter() - started_s)
         return came.refused
 
@@ -189,23 +186,14 @@ class Pipeline:
         self.judge.is_closing = True
 
     def close(self) -> None:
-        """Write what is left, and close the trace file and the store."""
+        """Write what is left, and close the store."""
         with suppress(StoreError):
             with self._lock:
                 self._update_launches()
             self.storage.write_rows()
             self.storage.write_launches()
         with self._lock:
-            if self._trace_file is not None:
-                self._trace_file.close()
             self.storage.close()
-
-    def _publish(self, came: ReceivedRequest) -> None:
-        """Count a stored batch, and pass it to the trace file."""
-        self.last_received_ns = time.time_ns()
-        self.engines.count(came, now_ns=self.last_received_ns)
-        if self._trace_file is not None:
-            self._trace_file.write(came.payload)
 
     def _update_launches(self) -> None:
         if not self.judge.is_behind:  # what was lost with an engine is known once its requests are
