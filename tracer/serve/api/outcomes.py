@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 from kvtrail.tracer.detect.tracked import Key
-from kvtrail.tracer.liveness.deploys import last_deploys
 from kvtrail.tracer.liveness.engine import EngineState, Launch, at_present, last_launches
 from kvtrail.tracer.liveness.outcome import impact_of, of_ending, outcome_of
 from kvtrail.tracer.model.conditions import AMONG, ENDING, Condition
@@ -32,7 +31,6 @@ class OutcomeResolver:
         engines: each engine's `name`, its description, and how many of its requests are `open`, as the store has them.
         launches: each engine's last launch, as it is now.
         known: which findings are known.
-        deploys: when the engines of a service and model (`group`) were last deployed.
     """
 
     def __init__(self, process: Live, reader: Reader) -> None:
@@ -40,7 +38,6 @@ class OutcomeResolver:
         self.engines = reader.engines()
         stored = reader.launches()
         self._causes = {launch.cause.id for launch in stored if launch.cause is not None}
-        self.deploys = last_deploys(stored, self.group)
         last, heard, noted, now_ns = last_launches(stored), process.running(), reader.heard(), time.time_ns()
         self.launches = {
             engine: at_present(
@@ -54,11 +51,6 @@ class OutcomeResolver:
             for engine, about in self.engines.items()
         }
         self.known = KnownFindings(process.known_findings.content, self.engines, at_ns=now_ns)
-
-    def group(self, engine: str) -> tuple[str, ...]:
-        """The service and the model of an engine, which its successors have, too; of an unknown one its id."""
-        about = self.engines.get(engine, {})
-        return tuple(about.get(name, "") for name in _OF_ENGINE) if about else (engine,)
 
     def name(self, engine: str) -> str:
         """An engine's name for people."""

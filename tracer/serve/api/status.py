@@ -33,7 +33,7 @@ class Statement(BaseModel):
     """A sentence, and the page that says more."""
 
     kind: str
-    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `lost-spans`, `damage`, `known`,
+    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `lost-spans`, `damage`, `known`,
     `well` or `nothing`."""
     level: Level
     text: str

@@ -31,10 +31,6 @@ def marker(kind: MarkerKind, engine: str, at_s: int, text: str = "was started") 
 
 
 FALLS = [minute(n, asked=10_000, taken=4_100 if n < 20 else 300) for n in range(40)]
-THREE = [
-    minute(n, asked=10_000, taken=taken, engine=engine) for n in range(20) for engine, taken in (("a", 5_000), ("b", 3_000))
-]  # fmt: skip
-"""Two engines that hit; each situation adds a third."""
 
 
 class Situation(NamedTuple):
@@ -62,32 +58,6 @@ HEALTHY = [
         [minute(n, asked=10_000, taken=4_000) for n in range(9)],
         [],
         (marker(MarkerKind.DEATH, "b", 240),),
-    ),
-    Situation(
-        "the third engine hits as well",
-        [*THREE, *(minute(n, asked=5_000, taken=900, engine="c") for n in range(20))],
-        [],
-    ),
-    Situation("the third engine has not been asked for enough", [*THREE, minute(3, asked=9_000, engine="c")], []),
-    Situation(
-        "the third engine sees new prompts only",
-        [*THREE, *(minute(n, asked=5_000, engine="c", cause__new__=4_900, cause__evicted__gpu=100) for n in range(20))],
-        [],
-    ),
-    Situation(
-        "the third engine has another model",
-        [*THREE, *(minute(n, asked=5_000, engine="c") for n in range(20))],
-        [],
-        models=(("a", "llama"), ("b", "llama"), ("c", "qwen")),
-    ),
-    Situation(
-        "one engine prefills for the others, and none stores",
-        [
-            minute(n, asked=5_000, taken=taken, engine=engine, store_tokens=0)
-            for n in range(20)
-            for engine, taken in (("prefill", 0), ("decode", 4_999))
-        ],
-        [],
     ),
     Situation("no hits", [minute(n, asked=10_000, engine=each) for n in range(20) for each in "abc"], []),
     Situation(
@@ -214,19 +184,6 @@ WRONG = [
             for engine in "abcd"
         ],
         ["Prefill of engine C rose from 20 % to 80 % of the tokens asked for at 00:20"],
-    ),
-    Situation(
-        "one of three engines hits nothing",
-        [
-            *THREE,
-            *(minute(n, asked=5_000, engine="c", cause__new__=2_000, cause__evicted__gpu=3_000) for n in range(20)),
-        ],
-        ["Engine C has a hit rate of 0 % in 100,000 tokens beyond vLLM's cache, and 2 other engines with Offload 40 %"],
-    ),
-    Situation(
-        "one of three engines hits next to nothing",
-        [*THREE, *(minute(n, asked=5_000, taken=50, engine="c") for n in range(20))],
-        ["Engine C has a hit rate of 1 % in 100,000 tokens beyond vLLM's cache, and 2 other engines with Offload 40 %"],
     ),
 ]
 
