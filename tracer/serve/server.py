@@ -14,12 +14,11 @@ from pathlib import Path
 
 from kvtrail.tracer.serve import logs
 from kvtrail.tracer.serve.access import Tls, check_bind_address
-from kvtrail.tracer.serve.allowed_hosts import AllowedHosts
 from kvtrail.tracer.serve.api.process_state import FleetProcess, Live
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.bind_address import address, bound
 from kvtrail.tracer.serve.finding_log import FindingLog
-from kvtrail.tracer.serve.http_server import HttpServer, port_of
+from kvtrail.tracer.serve.http_server import HttpServer
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.serve.limits import Limits, configure_heap, raise_descriptors, release_heap
 from kvtrail.tracer.serve.metrics.metrics import Metrics
@@ -116,7 +115,7 @@ def serve(
     metrics = Metrics()
     logs.set_up(logs.Format(log_format))
     listener = bound(host, http_port)
-    url = f"{'http' if tls is None else 'https'}://{address(host, port_of(listener))}"
+    url = f"{'http' if tls is None else 'https'}://{address(host, listener.getsockname()[1])}"
     with (
         _fleet(store, metrics, known)
         if receiving is None
@@ -128,7 +127,7 @@ def serve(
             metrics,
             intake=served.intake,
             sender=served.sender,
-            hosts=AllowedHosts((host, *allow_host)),
+            allowed_hosts=(host, *allow_host),
             tokens=tokens,
             tenants=names,
             limits=limits,

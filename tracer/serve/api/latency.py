@@ -76,8 +76,6 @@ class Measured(Distribution):
 class Measures(BaseModel):
     """How long requests spent in each phase, and why their tokens were reused or computed."""
 
-    since_ns: int
-    until_ns: int
     requests: int
     times: list[Measured]
     tokens: dict[str, int]
@@ -100,8 +98,6 @@ class RequestGroup(Distribution):
 class Groups(BaseModel):
     """The largest groups of the requests of a range."""
 
-    since_ns: int
-    until_ns: int
     by: str
     of: str
     requests: int
@@ -131,8 +127,6 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
     def measures(which: Selected) -> Measures:
         counts = reader.durations_of(which, of=TIMES)
         return Measures(
-            since_ns=which.since_ns,
-            until_ns=which.before_ns,
             requests=reader.count(which),
             times=[Measured(of=name, **_distribution(bins)) for name, bins in counts.items()],
             tokens=dict(sorted(reader.tokens(which).items())),
@@ -156,8 +150,6 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
         if by is By.TENANT:
             names = tenants.among({group.name: group for group in found})
         return Groups(
-            since_ns=which.since_ns,
-            until_ns=which.before_ns,
             by=by,
             of=of,
             requests=requests,

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -36,13 +35,8 @@ from kvtrail.tracer.store.sqlite import damage
 
 MAX_STRETCHES = 60
 """The most stretches of time that make up a trend."""
-
-
-class FindingOrder(StrEnum):
-    """The order of findings, by when they were last seen."""
-
-    LATEST = "latest"
-    OLDEST = "oldest"
+Order = Literal["latest", "oldest"]
+"""The order of findings, by when they were last seen."""
 
 
 class FindingsTrend(BaseModel):
@@ -108,10 +102,10 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
 
     @api.get("/findings", summary="Findings, latest or oldest first")
     def findings(
-        asked: Findings, request: str = "", order: FindingOrder = FindingOrder.LATEST, limit: Limit = 100
+        asked: Findings, request: str = "", order: Order = "latest", limit: Limit = 100
     ) -> list[dict[str, Any]]:
         which = replace(asked.which, request=request)
-        return asked.resolver.findings(reader.findings(which, limit=limit, oldest_first=order is FindingOrder.OLDEST))
+        return asked.resolver.findings(reader.findings(which, limit=limit, oldest_first=order == "oldest"))
 
     @api.get("/findings/trend", summary="The number of findings by rule and time")
     def trend(asked: Findings) -> FindingsTrend:

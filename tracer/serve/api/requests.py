@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Response
@@ -33,14 +32,12 @@ MAX_FINDINGS = 1000
 """Findings of one request that are shown."""
 MAX_IN_TIME = 4
 """Hand-offs of one request that are shown in time, with the request on the other side."""
-ENOUGH_CANDIDATES, MAX_CANDIDATES = 50, 500
-"""How many requests the similar ones are chosen from."""
+MAX_CANDIDATES = 250
+"""How many requests before and after one the similar ones are chosen from."""
 MAX_SPANS = 20_000
 """Spans of other requests, beyond which only those that findings name are added."""
 MAX_NAMED = 100
 """Spans that the findings of a request name and that are looked for elsewhere, and requests that these may belong to."""
-_AROUND_NS = (10**9, 10**10, 10**11, 10**12, 10**13, 10**14)
-"""How far around a request's start similar ones are looked for: ever further, until there are enough."""
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
@@ -198,19 +195,11 @@ def similar_requests(
 ) -> list[StoredRequest]:
     """The requests that one would be compared with among those of `engines`: near in time and about as long, the most
     similar first."""
-    found: list[StoredRequest] = []
     account = one.account()
-    at_ns = account["started_ns"]
-    for span_ns in _AROUND_NS:
-        found = reader.requests(
-            engines=engines, since_ns=max(0, at_ns - span_ns), before_ns=at_ns + span_ns + 1, limit=MAX_CANDIDATES
-        )
-        if len(found) > ENOUGH_CANDIDATES:
-            break
-    others = [
-        (_distance(account, other), each) for each in found if (other := each.account()) and each.body != one.body
-    ]
-    return [each for _, each in sorted(others, key=itemgetter(0))[:limit]]
+    before = reader.requests(engines=engines, before_ns=account["started_ns"] + 1, limit=MAX_CANDIDATES)
+    after = reader.requests(engines=engines, since_ns=account["started_ns"] + 1, limit=MAX_CANDIDATES)
+    others = [each for each in (*before, *after) if each.body != one.body]
+    return sorted(others, key=lambda each: _distance(account, each.account()))[:limit]
 
 
 def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:

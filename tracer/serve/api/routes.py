@@ -6,7 +6,7 @@ The routes of this file are about the tracer itself and its engines; the other m
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
@@ -19,7 +19,7 @@ from kvtrail.tracer.detect.retained_blocks import KeptHandOff
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.rules import pages
 from kvtrail.tracer.serve.access import OnlyWithToken
-from kvtrail.tracer.serve.allowed_hosts import AllowedHosts, OnlyAllowedHosts
+from kvtrail.tracer.serve.allowed_hosts import OnlyAllowedHosts
 from kvtrail.tracer.serve.api import (
     changes,
     lanes,
@@ -112,13 +112,13 @@ def application(
     *,
     intake: Intake | None = None,
     sender: OutboxSender | None = None,
-    hosts: AllowedHosts | None = None,
+    allowed_hosts: Sequence[str] = ("*",),
     tokens: Access | None = None,
     tenants: TenantNames | None = None,
     limits: Limits = DEFAULTS,
 ) -> FastAPI:
-    """The ASGI application: API and metrics on one port, and OTLP where there is an `intake`. `hosts` are those that may
-    be asked for, by default all, `tokens` who may do what, and `tenants` how tenants are called."""
+    """The ASGI application: API and metrics on one port, and OTLP where there is an `intake`. `allowed_hosts` are those
+    that may be asked for, by default all, `tokens` who may do what, and `tenants` how tenants are called."""
     app = FastAPIOffline(  # its pages load nothing from anywhere else
         redoc_url=None,
         title="kvtrail tracer",
@@ -127,7 +127,7 @@ def application(
     )
     if tokens is not None:
         app.add_middleware(OnlyWithToken, tokens=tokens)
-    app.add_middleware(OnlyAllowedHosts, hosts=hosts or AllowedHosts(("*",)))
+    app.add_middleware(OnlyAllowedHosts, allowed=allowed_hosts)
     fresh = []
     if isinstance(process, Pipeline):
         intake = intake or Intake(process, most_bytes=limits.request_bytes)

@@ -395,8 +395,8 @@ class Metrics:
 
     def _add(self, engine: str, connector: str, counts: _Counts) -> None:
         """Add a batch's counts to the series of a connector. If it is new, its series begin at 0."""
-        is_new, label = self._series.is_new(engine, connector), self._series.connector(connector)
-        if is_new:
+        label = self._series.connector(connector)
+        if not self._series.has(self.healed, engine, label):
             for metric, labels in self._begin_at_0:
                 self._series.at(metric, engine, label, *labels)
             self.count_lost(engine)

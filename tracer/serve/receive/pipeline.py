@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -19,7 +18,6 @@ from kvtrail.tracer.detect.retained_blocks import KeptHandOff
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
-from kvtrail.tracer.model.findings import Unknown, Verdict
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
@@ -99,7 +97,7 @@ class Pipeline:
         self.recovery = Recovery(writer, self.judge, self.storage, lock)
         if resume:
             self.resume()
-        metrics.watch_checks(self.checks, self.unknown)
+        metrics.watch_checks(self.judge.checks, self.judge.unknown)
         metrics.watch("requests_open", "Requests that have started and not ended.", self._open_requests)
 
     def ingest(self, payload: bytes, *, transport: str) -> Refused | None:
@@ -247,9 +245,3 @@ class Pipeline:
 
     def running(self) -> set[str]:
         return self.engines.running()
-
-    def checks(self) -> Counter[tuple[str, Verdict]]:
-        return self.judge.checks()
-
-    def unknown(self) -> Counter[tuple[str, Unknown]]:
-        return self.judge.unknown()
