@@ -4,11 +4,10 @@ filtered by their outcome. `liveness/` has the rules; no store knows an outcome,
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.liveness.engine import EngineState, Launch, at_present, last_launches
 from kvtrail.tracer.liveness.outcome import impact_of, of_ending, outcome_of
 from kvtrail.tracer.model.conditions import AMONG, ENDING, Condition
@@ -95,9 +94,9 @@ class OutcomeResolver:
 
     def impacts(self, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Findings with what they `did`."""
-        outcomes = self._outcomes(
-            {(finding["engine"], finding["request"]) for finding in findings if finding["request"]}
-        )
+        requests = {(finding["engine"], finding["request"]) for finding in findings if finding["request"]}
+        known = self._reader.outcomes(requests) if requests else {}
+        outcomes = {key: self.outcome_of(key[0], *about) for key, about in known.items()}
         return [
             {
                 **finding,
@@ -132,10 +131,6 @@ class OutcomeResolver:
             if of_ending(ending, self.state(engine)) is outcome
         )
         return Condition(ENDING, AMONG, tuple(meant))
-
-    def _outcomes(self, requests: Collection[Key]) -> dict[Key, Outcome]:
-        known = self._reader.outcomes(requests) if requests else {}
-        return {(engine, request): self.outcome_of(engine, *about) for (engine, request), about in known.items()}
 
     def outcome_of(self, engine: str, status: str, reason: str | None) -> Outcome:
         """The outcome of a request of this engine, by the `status` and `outcome` of its account."""

@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 from kvtrail import __version__
 from kvtrail.tracer.detect.retained_blocks import KeptHandOff
-from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.rules import pages
 from kvtrail.tracer.serve.access import OnlyWithToken
 from kvtrail.tracer.serve.allowed_hosts import OnlyAllowedHosts
@@ -46,6 +45,8 @@ from kvtrail.tracer.store import Reader, StoreError
 from kvtrail.tracer.store.sqlite import damage
 
 UNAVAILABLE = 503
+SPAN = ("trace_id", "span_id", "parent_id", "name", "start_ns", "end_ns", "scope", "error", "attributes")
+"""What the api has of a span."""
 MAX_ROWS = 500
 """How many of the known recorders, engines and pairs, and of what is kept, are named."""
 
@@ -266,13 +267,8 @@ def _add_routes(api: APIRouter, process: Live, sender: OutboxSender | None, read
 
     @api.get("/spans", summary="Spans in the order of their arrival")
     def spans(after: Annotated[int, Query(ge=0, le=MAX_NS)] = 0, limit: Limit = 500) -> list[dict[str, Any]]:
-        return [_numbered(number, span) for number, span in reader.tail(after=after, limit=limit)]
-
-
-def _numbered(number: int, span: Span) -> dict[str, Any]:
-    """A span, with its number in the order of arrival."""
-    names = ("trace_id", "span_id", "parent_id", "name", "start_ns", "end_ns", "scope", "error", "attributes")
-    return {"number": number, **{name: getattr(span, name) for name in names}}
+        spans = reader.tail(after=after, limit=limit)
+        return [{"number": number, **{name: getattr(span, name) for name in SPAN}} for number, span in spans]
 
 
 def handed_over(
