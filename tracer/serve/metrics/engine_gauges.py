@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.detect.detector import Detector
@@ -42,11 +42,10 @@ _LABELS: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {
 }
 
 
-def _zeros() -> Values:
-    """All gauges at 0, but for the pool, of which a recorder may not say how large it is."""
-    return {
-        (name, *each): 0.0 for name, (_, labels) in GAUGES.items() if name != "pool_blocks" for each in _LABELS[labels]
-    }
+def _zeros(*kinds: tuple[str, ...]) -> Values:
+    """Gauges with these labels, at 0; but for the pool, of which a recorder may not say how large it is."""
+    names = {name: labels for name, (_, labels) in GAUGES.items() if labels in kinds and name != "pool_blocks"}
+    return {(name, *each): 0.0 for name, labels in names.items() for each in _LABELS[labels]}
 
 
 @dataclass(slots=True)
@@ -63,7 +62,7 @@ class EngineGauges:
     engine: str
     info: tuple[str, ...] = ("",) * len(INFO)
     heard_ns: int = 0
-    values: Values = field(default_factory=_zeros)
+    values: Values = field(default_factory=lambda: _zeros((), ("known",)))
 
     def add(self, name: str, amount: float, *labels: str) -> None:
         """Add to a gauge."""
@@ -77,7 +76,7 @@ class EngineGauges:
 def engine_gauges(
     recorders: Iterable[RecorderState],
     detector: Detector,
-    kept: Iterable[KeptHandOff],
+    kept: Sequence[KeptHandOff],
     is_known: Callable[[Finding], bool],
 ) -> list[EngineGauges]:
     """The gauges of every engine that has a recorder; `kept` are the hand-offs with kept blocks, and `is_known` says
@@ -107,6 +106,10 @@ def engine_gauges(
             waiting.add("kept_blocks", len(held) or (0 if evidence.blocks is None else evidence.blocks.held))
             waiting.raise_to("kept_oldest_seconds", (now_ns - evidence.end.end_ns) / 1e9)
             _add_overdue(waiting, "overdue_frees", _LATE_FREE, late)
+    # One that was shown may be 0 now: they begin at 0, for whatever is kept.
+    keepers = {giver for (giver, _), _ in detector.handoffs.flows.known()} | {each.engine for each in kept}
+    for engine in keepers & states.keys():
+        states[engine].values |= _zeros(("state",))
     for each in kept:
         if (keeper := states.get(each.engine)) is not None:
             keeper.add("handoffs_kept", 1, each.state)
