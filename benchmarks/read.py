@@ -29,7 +29,7 @@ from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.ingest import decode, otlp_json, protobuf
-from kvtrail.tracer.ingest.trace_file import TraceReader, TraceWriter
+from kvtrail.tracer.ingest.trace_file import TraceReader
 
 ROOT = Path(__file__).parents[1]
 HEAD_LINES = 20
@@ -72,10 +72,7 @@ def record(path: Path, level: str, requests: int) -> None:
         assert each.dropped == 0
         each.close()
     recorder._recorders.clear()
-    writer = TraceWriter(path)
-    for payload in memory.payloads:
-        writer.write(payload)
-    writer.close()
+    path.write_text("".join(f"{otlp_json.to_json_line(payload)}\n" for payload in memory.payloads))
 
 
 def by_google(path: Path, *, judged: bool) -> int:

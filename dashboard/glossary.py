@@ -40,8 +40,7 @@ TERMS = {
     "severity": "The worst that a finding of this rule can do.",
     "impact": "What happened to the requests with the finding, by what spans show.",
     "healed": "The guard replaced a wrong answer before the scheduler used it, or had wrong blocks computed again.",
-    "known": "new: first seen since the last deploy of the engines that have it. known: the file of known findings names"
-    " it, and alerts leave it out.",
+    "known": "The file of known findings names it, and alerts leave it out.",
     "first seen": "Over all time, whatever the range of the page.",
     "verdict": "ok: all checks agree. drift: events contradict each other. unknown: the events cannot decide it. How the"
     " request ended is its outcome.",

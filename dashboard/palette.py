@@ -132,7 +132,6 @@ DID = {
 }
 """Impacts of a finding, worst first."""
 KNOWN = {
-    "new": Meaning(ORANGE, "first seen since the last deploy"),
     "known": Meaning(GREY, "the file of known findings names it, and alerts leave it out"),
     "partly known": Meaning(YELLOW, "some of its findings are known"),
 }

@@ -67,7 +67,7 @@ dashboard:
 ```
 
 The command line comes first, then the environment, then the file. An unknown key, or an invalid value, is an error that
-names the file. `kvtrail config serve` (or `dashboard`) shows the effective values and their sources.
+names the file.
 
 | exit code | meaning |
 | --- | --- |

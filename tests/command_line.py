@@ -20,6 +20,13 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments, catch_exceptions=False)
 
 
+def exported(store: Path, trace: Path) -> Path:
+    """A trace file of what a sidecar has stored, which may still run."""
+    result = run("audit", "--store", str(store), "--export", str(trace), "--force")
+    assert result.exit_code == 0, result.output
+    return trace
+
+
 def write(path: Path, *texts: str, a_line_each: bool = False, goodbye: bool = True) -> Path:
     """A trace file of these histories, each of a recorder of its own."""
     lines = []

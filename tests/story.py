@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
+from command_line import exported
 from demos import Demo, Servers, children_left, demo
 from processes import Tracer, free_port, serve, until
 from terminals import Terminal
@@ -124,10 +125,14 @@ class DyingDemo(Servers):
 
     @property
     def trace(self) -> Path:
-        """Its trace file, once the engine's last heartbeat is in it."""
-        path = self.terminal.folder / "trace.jsonl"
-        until(lambda: "kvtrail.recorder.ended_by" in path.read_text(), why=lambda: path.read_text()[-2000:])
-        return path
+        """A trace file of what is stored, once the engine's last heartbeat is in it."""
+        folder = self.terminal.folder
+
+        def said() -> str:
+            return exported(folder / ".demo" / "kvtrail.db", folder / "trace.jsonl").read_text()
+
+        until(lambda: "kvtrail.recorder.ended_by" in said(), why=lambda: said()[-2000:])
+        return folder / "trace.jsonl"
 
 
 @pytest.fixture(scope="session")
@@ -140,7 +145,7 @@ def _dying(folder: Path, prometheus: Prometheus | None) -> Iterator[DyingDemo]:
     """A demo whose engine dies. It is ended by Ctrl-C, after which its last lines still say why it died."""
     ports = {name: free_port() for name in ("grpc", "http", "dashboard")}
     terminal = Terminal(
-        "demo", *BUG, "--trace-file", "trace.jsonl",
+        "demo", *BUG,
         *(part for name, port in ports.items() for part in (f"--{name}-port", port)),
         columns=COLUMNS, rows=ROWS, folder=folder,
     )  # fmt: skip

@@ -50,11 +50,6 @@ PORT = click.IntRange(1, 65535)
     help="What to do with a wrong answer or wrong KV: record it, or heal it, so that vLLM computes the tokens itself.",
 )
 @click.option(
-    "--trace-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Also append all spans to this file, as OTLP JSON Lines, for `kvtrail audit`.",
-)
-@click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(".demo"),

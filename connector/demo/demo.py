@@ -137,10 +137,9 @@ def _start_servers(options: Options, children: Children) -> list[Child]:
     folder = options.folder
     click.echo("Starting the tracer and the dashboard ...")
     ports = ["--grpc-port", str(options.grpc_port), "--http-port", str(options.http_port)]
-    trace = ["--trace-file", str(options.trace_file)] if options.trace_file else []
     tracer = children.start(
         "tracer",
-        ["-m", "kvtrail", "serve", "--store", str(folder / "kvtrail.db"), *ports, *trace],
+        ["-m", "kvtrail", "serve", "--store", str(folder / "kvtrail.db"), *ports],
         log=folder / "tracer.log",
         env=os.environ,
     )

@@ -20,7 +20,6 @@ class Options:
     model: str
     bug: str | None
     guard: str
-    trace_file: Path | None
     folder: Path
     grpc_port: int
     http_port: int

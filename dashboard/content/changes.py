@@ -1,6 +1,6 @@
 """What changed at a moment, in sentences and rows: how much each amount did, and which group's requests explain it.
 
-A `change` is one measure as `/api/changes` returns it, defined in tracer/savings/changes.py and request_changes.py.
+A `change` is one measure as `/api/changes` returns it, defined in tracer/savings/changes.py.
 """
 
 from __future__ import annotations
@@ -15,25 +15,20 @@ from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.model.cause_words import cache, name
 from kvtrail.tracer.model.conditions import UNKNOWN
 from kvtrail.tracer.model.tenants import OTHER, PLAIN
-from kvtrail.tracer.model.words import count, significant
+from kvtrail.tracer.model.words import significant
 
 MEASURES = {
     "computed": "Prompt tokens computed", "asked": "Prompt tokens asked for", "local": "Tokens in vLLM's own cache",
     "loaded": "Tokens loaded", "failed": "Tokens of failed loads", "waited_s": "Seconds of waiting for loads",
     "postponed_s": "Seconds held up by 'ask me later'", "lookup_s": "Seconds in lookups", "preemptions": "Preemptions",
-    "admissions": "Admissions", "failures": "Failed and lost requests",
+    "admissions": "Admissions",
 }  # fmt: skip
 """What each amount is, for people; all are per minute."""
-OF_A_REQUEST = {
-    "duration_s": "Duration of a request", "wait_s": "A request's wait for KV", "queue_s": "Time to a request's first step",
-    "first_token_s": "Time to a request's first token",
-}  # fmt: skip
-"""What the mean of each is, for people; all are seconds."""
-LABELS = {"prompt": "prompts of", "prefix": "prompts that begin with"}
+LABELS = {"prefix": "prompts that begin with"}
 """What stands before a group of a dimension, where that is not its name."""
-BY = {"prompt": "length of prompt", "prefix": "beginning of prompt", "cause": "why computed"}
+BY = {"prefix": "beginning of prompt", "cause": "why computed"}
 """Dimensions that have another name for people."""
-FILTERS = {"engine": "on", "model": "model", "outcome": "status"}
+FILTERS = {"engine": "on", "model": "model"}
 """The dimensions that the page of requests has a filter of its own for, and its name in the address."""
 FIRST = "computed"
 """The measure that the others explain."""
@@ -41,6 +36,7 @@ EXPLAINS = 0.3
 """A group with this share of a change is named in its sentence."""
 SMALL = 0.05
 """A change by a smaller share of what there was is not worth a sentence."""
+UNCHANGED = f"Nothing changed by more than {text.percent(SMALL)}."
 
 
 def sentences(changes: Iterable[Row], engine_names: Mapping[str, str]) -> list[str]:
@@ -56,7 +52,7 @@ def in_order(changes: Iterable[Row]) -> list[Row]:
 def title(change: Row) -> str:
     """What changed."""
     measure = str(change["measure"])
-    return {**MEASURES, **OF_A_REQUEST}.get(measure, measure)
+    return MEASURES.get(measure, measure)
 
 
 def is_large(change: Row) -> bool:
@@ -68,9 +64,8 @@ def is_large(change: Row) -> bool:
 def sentence(change: Row, engine_names: Mapping[str, str]) -> str:
     """How a measure changed, how much of that is traffic, and which groups explain it."""
     before, after = change["whole"]["before"], change["whole"]["after"]
-    rate = "" if change["measure"] in OF_A_REQUEST else " a minute"
     from_, to = (_amount(each, change["measure"]) for each in (before, after))
-    parts = [f"**{title(change)}** went from {from_} to {to}{rate}."]
+    parts = [f"**{title(change)}** went from {from_} to {to} a minute."]
     if (traffic := change["of_traffic"]) is not None and after != before:
         share = traffic / (after - before)
         if share < EXPLAINS:
@@ -116,10 +111,6 @@ def filters(group: Row) -> dict[str, str]:
     by, value = group["dimension"], group["group"]
     if by in FILTERS:
         return {FILTERS[by]: value} if value else {}
-    if by == "prompt":
-        least, _, below = value.partition("-")
-        conditions = [f"prompt >= {least}"] * bool(least) + [f"prompt < {below}"] * bool(below)
-        return {"where": " and ".join(conditions)} if conditions else {}
     if by == "cause":
         return {"where": f"{value.partition(':')[0]} > 0"}
     return {"where": f"{by} = {value}"} if value else {}
@@ -130,9 +121,6 @@ def group_name(group: Row, engine_names: Mapping[str, str], *, dimension: bool =
     by, value = group["dimension"], group["group"]
     if by == "engine":
         shown = engine_names.get(value, value)
-    elif by == "prompt":
-        least, _, below = value.partition("-")
-        shown = f"{least} to {below} tokens" if below else f"{least} tokens and more" if least else "not known"
     elif by == "tenant":
         shown = tenant_name(value, engine_names)
     elif by == "cause":
@@ -149,24 +137,15 @@ def group_name(group: Row, engine_names: Mapping[str, str], *, dimension: bool =
     return f"{LABELS.get(by, by)} {text.plain(shown)}"
 
 
-def unchanged(report: Row) -> str:
-    """A sentence where no measure changed."""
-    if not any(report[name]["requests_seen"] for name in ("before", "after")):
-        return "No request began in either range: there is nothing to compare."
-    return f"Nothing changed by more than {text.percent(SMALL)}."
-
-
 def rests_on(report: Row, *, now_ns: int) -> str:
     """What was compared with what, and how the numbers are to be read."""
     before, after = (
         f"{text.clock(each['since_ns'], now_ns=now_ns)[:-4]} to {text.clock(each['until_ns'], now_ns=now_ns)[:-4]}"
         for each in (report["before"], report["after"])
     )
-    seen = " and ".join(count(report[name]["requests_seen"]) for name in ("before", "after"))
     return (
-        f"{before} against {after} UTC. Amounts are by the minute, over all requests; durations are means over {seen}"
-        " requests, from all parts of each range. A share is what a group adds to the change of the whole; those of one kind"
-        " of group add up to 100 %."
+        f"{before} against {after} UTC. Amounts are by the minute, over all requests. A share is what a group adds to the"
+        " change of the whole; those of one kind of group add up to 100 %."
     )
 
 

@@ -18,7 +18,7 @@ _LET = re.compile(r"^Let (\w+) = ")
 
 def rule_rows(rules: Iterable[Row], *, oldest_first: bool = False) -> list[Row]:
     """The rules with findings, worst first and what is known last, or those first that were first seen: their severity, what
-    they did, whether they are new or known, and when they were seen."""
+    they did, whether they are known, and when they were seen."""
 
     def weight(rule: Row) -> tuple[Any, ...]:
         loud = rule["not_known"]
@@ -44,10 +44,10 @@ def rule_rows(rules: Iterable[Row], *, oldest_first: bool = False) -> list[Row]:
 
 
 def known_of_rule(rule: Row) -> list[str]:
-    """The words of the palette for a rule's findings: whether they are new since the last deploy, and known."""
+    """The words of the palette for a rule's findings: whether they are known."""
     loud = rule["not_known"]["findings"]
     known = "known" if not loud else "partly known" if loud < rule["findings"] else ""
-    return ["new"] * bool(rule.get("new_since_ns")) + [known] * bool(known)
+    return [known] * bool(known)
 
 
 def known(rules: Iterable[Row]) -> int:
@@ -56,12 +56,9 @@ def known(rules: Iterable[Row]) -> int:
 
 
 def seen(rule: Row, *, now_ns: int) -> str:
-    """When a rule's findings were first and last seen, and whether they are new."""
+    """When a rule's findings were first and last seen."""
     first, last = (text.clock(rule[end], now_ns=now_ns).partition(".")[0] for end in ("first_ns", "last_ns"))
-    parts = [f"First seen {first}, last seen {last} UTC"]
-    if new_ns := rule.get("new_since_ns"):
-        parts.append(f"new since the deploy of {text.clock(new_ns, now_ns=now_ns).partition('.')[0]}")
-    return f"{'; '.join(parts)}."
+    return f"First seen {first}, last seen {last} UTC."
 
 
 def reasons(findings: Iterable[Row]) -> list[str]:

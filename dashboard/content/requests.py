@@ -9,7 +9,7 @@ from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.causes import tenant_name
-from kvtrail.tracer.model.words import duration, percent, some
+from kvtrail.tracer.model.words import some
 
 ORDERS = {
     "latest": "latest first",
@@ -156,14 +156,8 @@ def group_filters(answer: Row, others: Mapping[str, str]) -> list[dict[str, str]
 
 def group_note(answer: Row, time: str) -> str:
     """What the table shows, in a sentence; `time` names the measure of its percentiles."""
-    more = ""
-    if others := answer["others"]:
-        more = f" Not shown: {some(others['all_requests'], 'request')} of smaller groups"
-        if others["p50_ns"] is not None:
-            more += f", half of them within {duration(others['p50_ns'])}"
-        if others["hit_rate"] is not None:
-            more += f"; their hit rate is {percent(others['hit_rate'])}"
-        more += "."
+    hidden = answer["requests"] - sum(group["all_requests"] for group in answer["groups"])
+    more = f" Not shown: {some(hidden, 'request')} of smaller groups." if hidden > 0 else ""
     times = f"The times are “{time}”, within 4.5 %."
     return f"{some(answer['requests'], 'request')}. {times} Click a row to see its requests.{more}"
 

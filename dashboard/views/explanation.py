@@ -96,8 +96,8 @@ def _explain(report: Row, *, after: TimeRange, around: TimeRange) -> None:
         for each in report["likely"]:
             page, query = changes.of_cause(each, after, around)
             link(page, f"{text.plain(each['text'])} →", query=query)
-    found = changes.in_order([*report["changes"], *report["requests"]])
-    said = changes.sentences(found, names)[:MOST_SAID] or [changes.unchanged(report)]
+    found = changes.in_order(report["changes"])
+    said = changes.sentences(found, names)[:MOST_SAID] or [changes.UNCHANGED]
     st.markdown("\n".join(f"- {each}" for each in said))
     if explained := [each for each in found if changes.is_large(each)]:
         _groups(explained, names, after)
@@ -111,7 +111,6 @@ def _groups(found: list[Row], names: Row, after: TimeRange) -> None:
         "Who explains", [*titles], key=MEASURE, bind="query-params", format_func=lambda each: titles.get(each, each)
     )
     change = next((each for each in found if each["measure"] == measure), found[0])
-    amount = "%.3f s" if change["measure"] in changes.OF_A_REQUEST else TENTHS
     tables.table(
         changes.rows(change, names),
         key=f"changed_{change['measure']}",
@@ -119,5 +118,5 @@ def _groups(found: list[Row], names: Row, after: TimeRange) -> None:
         ids=[(each["dimension"], each["group"]) for each in change["groups"]],
         note="What each group adds to the whole. Click a row to see its requests.",
         most_rows=8,
-        looks={name: Numbers(format=amount, help=TERMS[name.lower()]) for name in ("Before", "After")},
+        looks={name: Numbers(format=TENTHS, help=TERMS[name.lower()]) for name in ("Before", "After")},
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import exported
 from demos import Demo, children_left, demo, total
 from processes import free_port, until
 
@@ -33,7 +34,7 @@ STUB = str(Path(__file__).parents[1] / "stub_demo.py")
 @pytest.mark.costly("vLLM starts twice")
 @pytest.mark.parametrize(("model", "groups"), [("opt", 1), pytest.param("hybrid", 2, marks=pytest.mark.long)])
 def test_once_ends_on_its_own_with_a_summary(tmp_path: Path, model: str, groups: int) -> None:
-    with demo(tmp_path, "--once", "--model", model, "--trace-file", "trace.jsonl") as run:
+    with demo(tmp_path, "--once", "--model", model) as run:
         assert run.finish() == 0, run.output()
         output = run.output()
     assert total(output, "requests") == 48
@@ -41,11 +42,12 @@ def test_once_ends_on_its_own_with_a_summary(tmp_path: Path, model: str, groups:
         assert total(output, what) > 0, output
     assert total(output, "findings") == 0
     assert "The generated tokens are the same as those of an engine without a connector." in output
-    audit = [sys.executable, "-m", "kvtrail", "audit", "trace.jsonl"]
+    trace = exported(tmp_path / ".demo" / "kvtrail.db", tmp_path / "trace.jsonl")
+    audit = [sys.executable, "-m", "kvtrail", "audit", str(trace)]
     result = subprocess.run(audit, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
     assert "48 requests: 0 with drift, 48 ok, 0 unknown" in result.stdout
-    events = load([tmp_path / "trace.jsonl"]).events
+    events = load([trace]).events
     assert {len(groups_of(event.groups)) for event in events} == {groups}
 
 
@@ -115,7 +117,7 @@ def test_a_port_in_use_ends_the_demo(tmp_path: Path, taken: int) -> None:
 def test_a_port_in_use_is_named(tmp_path: Path, taken: int, name: str) -> None:
     ports: dict[str, Any] = {"grpc_port": free_port(), "http_port": free_port(), "dashboard_port": free_port()}
     options = Options(
-        once=True, pd=False, model=OPT, bug=None, guard="observe", trace_file=None, folder=tmp_path,
+        once=True, pd=False, model=OPT, bug=None, guard="observe", folder=tmp_path,
         **{"metrics_port": None, **ports, name: taken},
     )  # fmt: skip
     option = f"--{name.replace('_', '-')}"

@@ -12,13 +12,13 @@ from typing import Any
 import forks
 import pytest
 import real_lmcache
+from command_line import exported
 from processes import Tracer, until
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.bare_scheduler import BareScheduler
-from kvtrail.tracer.events.events import Heartbeat
-from kvtrail.tracer.ingest import decode, otlp_json
+from kvtrail.tracer.ingest import otlp_json
 
 REPLAY = ("-m", "kvtrail", "replay")
 STALE = "AssertionError: Mismatch in tokens to load: 256 vs 256 (tokens in lmcache) - 384 (tokens in vllm) - 0 (full"
@@ -69,21 +69,14 @@ def engine(tmp_path: Path, start_tracer: Callable[..., Tracer]) -> Callable[[str
     """A real vLLM engine with a real LMCache, recorded into a trace file by a real tracer."""
 
     def record(version: str) -> Path:
-        trace = tmp_path / f"{version}.jsonl"
-        tracer = start_tracer("--trace-file", str(trace))
+        tracer = start_tracer()
         real_lmcache.run(tmp_path, version, grpc_port=tracer.grpc_port, kvtrail={"level": "detailed"})
-        until(lambda: _said_goodbye(trace))
+        # The export process sends the last heartbeat of the engine, which was ended hard.
+        until(lambda: any(each["status"] == "closed" for each in tracer.get("/api/health")["recorders"]))
         tracer.end()
-        return trace
+        return exported(tracer.store, tmp_path / f"{version}.jsonl")
 
     return record
-
-
-def _said_goodbye(trace: Path) -> bool:
-    """Whether the export process has sent the last heartbeat of the engine, which was ended hard."""
-    decoder = otlp_json.JsonDecoder()
-    events = (decode.from_span(span) for line in trace.read_text().split("\n")[:-1] for span in decoder.spans(line))
-    return any(isinstance(event, Heartbeat) and event.recorder_closed for event in events)
 
 
 def stale(report: dict[str, Any], side: str) -> list[dict[str, Any]]:

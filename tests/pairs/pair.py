@@ -172,11 +172,9 @@ class Pair:
 
 
 @contextmanager
-def pair(
-    folder: Path, trace: Path, connector: Mapping[str, Any], *, hybrid: bool, step_tokens: int | None = None
-) -> Iterator[Pair]:
-    """A pair that has started. `trace` is for the sidecar's trace file, `connector` the `kv_transfer_config` of both."""
-    sidecar = start_sidecar(folder, "--trace-file", str(trace))
+def pair(folder: Path, connector: Mapping[str, Any], *, hybrid: bool, step_tokens: int | None = None) -> Iterator[Pair]:
+    """A pair that has started. `connector` is the `kv_transfer_config` of both."""
+    sidecar = start_sidecar(folder)
     engines: list[Engine] = []
     bootstrap_port = free_port()
     try:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from command_line import exported
 from pair import Engine, Pair, alone, beside_offload, example, mooncake, pair
 from processes import SLOW_S
 
@@ -361,10 +362,10 @@ class Played:
         file.write_text(json.dumps(truth, indent=1))
 
 
-def play(name: str, folder: Path, trace: Path, sound: Engine) -> Played:
+def play(name: str, folder: Path, sound: Engine) -> Played:
     """Play a story in an empty folder. `sound` is an engine with the story's model and without a connector."""
     story = STORIES[name]
-    with pair(folder, trace, story.connector, hybrid=story.hybrid, step_tokens=story.step_tokens) as both:
+    with pair(folder, story.connector, hybrid=story.hybrid, step_tokens=story.step_tokens) as both:
         decoded = story.play(both)
         both.end()
         findings = both.sidecar.get("/api/findings", limit=1000)
@@ -430,11 +431,10 @@ def main() -> None:
 
 
 def _write(name: str, to: Path, sound: Engine) -> None:
-    trace = to / f"{name}.jsonl"
-    trace.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        played = play(name, Path(folder), trace, sound)
+        played = play(name, Path(folder), sound)
         played.write(to / f"{name}.json")
+        exported(Path(folder, "kvtrail.db"), to / f"{name}.jsonl")
         for engine in (PREFILL, DECODE):
             shutil.copy(Path(folder, f"{engine}.log"), to / f"{name}.{engine}.log")
     of = Counter(each["rule"] for each in played.findings)

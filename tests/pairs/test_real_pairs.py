@@ -84,7 +84,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         @cache
         def once(name: str) -> Played:
             folder = tmp_path_factory.mktemp(name)
-            return play(name, folder, folder / "trace.jsonl", sound(STORIES[name].hybrid))
+            return play(name, folder, sound(STORIES[name].hybrid))
 
         yield once
 

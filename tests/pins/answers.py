@@ -77,7 +77,7 @@ def questions() -> Iterator[tuple[str, dict[str, Any]]]:
     yield from (("/api/efficiency", WHOLE), ("/api/efficiency", {"engine": "phi-b", **LAST_HOUR}))
     yield from (("/api/efficiency", {"model": "mistral", **LAST_HOUR}),)
     yield from (("/api/status", {}), ("/api/status", WHOLE), ("/api/status", {"model": "phi", **WHOLE}))
-    yield from (("/api/waste", WHOLE), ("/api/waste", {"tenant": DIGEST, "cause": "evicted", **LAST_HOUR}))
+    yield from (("/api/waste", WHOLE), ("/api/waste", {"tenant": DIGEST, **LAST_HOUR}))
     yield from (("/api/changes", {"at_ns": NOW_NS - 57 * MINUTE_NS, "since_ns": NOW_NS - 2 * HOUR_NS}),)
     yield "/metrics", {}
 

@@ -203,9 +203,9 @@ def _requests(tracer: Tracer) -> Pages:
 def _changes(tracer: Tracer) -> Pages:
     report = tracer.get("changes", at_ns=DEPLOY_NS, since_ns=NOW_NS - 2 * HOUR_NS, until_ns=NOW_NS)
     names = report["engine_names"] | report["tenant_names"]
-    found = changes.in_order([*report["changes"], *report["requests"]])
+    found = changes.in_order(report["changes"])
     yield "what moved", changes.sentences(found, names)
-    yield "rests on", (changes.rests_on(report, now_ns=NOW_NS), changes.unchanged(report))
+    yield "rests on", changes.rests_on(report, now_ns=NOW_NS)
     yield "likely", [each["text"] for each in report["likely"]]
     for each in found:
         yield f"who explains {each['measure']}", (changes.title(each), changes.rows(each, names))

@@ -76,11 +76,6 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     help="Maximum compressed size of the spool in MiB. When it is full, the oldest entries are dropped.",
 )
 @click.option(
-    "--trace-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Also append every span to this file, as OTLP JSON Lines, for `kvtrail audit`.",
-)
-@click.option(
     "--retain-hours",
     default=72.0,
     show_default=True,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import io
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import files
 from kvtrail.tracer.ingest.decode import Decoded, Decoder
 from kvtrail.tracer.ingest.foreign import identified
-from kvtrail.tracer.ingest.json_lines import JsonLines
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 
@@ -195,31 +193,3 @@ def by_time(readers: Sequence[TraceReader]) -> Iterator[tuple[TraceReader, Decod
 def _begins_ns(reader: TraceReader) -> int:
     fresh = TraceReader(reader.path)
     return next((batch.at_ns for batch in fresh.decoded() if batch.at_ns), 0)
-
-
-class TraceWriter:
-    """Appends requests to a trace file, one line each, flushed at once."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises OSError when the file cannot be opened for appending."""
-        self._file = path.open("a", encoding="utf-8")
-        self._lines = JsonLines()
-        if _torn(path):  # a writer was killed within a line: the next one must not be joined to it
-            self._file.write("\n")
-
-    def write(self, payload: bytes) -> None:
-        """Append a request in binary form."""
-        self._file.write(self._lines.line(payload) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _torn(path: Path) -> bool:
-    """Whether a file ends within a line."""
-    if not path.is_file() or path.stat().st_size == 0:
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"

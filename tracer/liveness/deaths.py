@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
@@ -11,6 +12,7 @@ from kvtrail.tracer.liveness.engine import EngineState, Evidence, goes_on, is_fa
 from kvtrail.tracer.liveness.outcome import has_failed, is_lost
 from kvtrail.tracer.model.findings import Finding, Severity
 
+E = TypeVar("E", bound=Event)
 CAUSE_NS = 60 * 10**9
 """How long before a death its cause may have been found."""
 
@@ -41,12 +43,15 @@ class _Side:
     engine: str
     went_on: int = -1
     """The number of the last event that shows that the engine went on."""
-    says_so: bool = False
-    """Whether its end record says that it is a scheduler's; that of a log does."""
     raised: Event | None = None
     end_record: Heartbeat | None = None
     lost: dict[str, bool] = field(default_factory=dict)
     """The requests that were lost with it, and whether a call about each raised."""
+
+
+def _last(known: E | None, event: E) -> E:
+    """The later one of two events of a recorder."""
+    return event if known is None or known.sequence < event.sequence else known
 
 
 def cause_of(findings: Iterable[Finding], engine: str, ended_ns: int, failed: Container[str]) -> Finding | None:
@@ -75,16 +80,13 @@ class Deaths:
         if event.error is not None:
             if event.role == SCHEDULER and is_fatal(event):
                 side = self._side(event)
-                if side.raised is None or side.raised.sequence < event.sequence:
-                    side.raised = event
+                side.raised = _last(side.raised, event)
         elif goes_on(event):
             side = self._side(event)
-            if side.went_on < event.sequence:
-                side.went_on = event.sequence
+            side.went_on = max(side.went_on, event.sequence)
         elif isinstance(event, Heartbeat) and event.recorder_closed:
             side = self._side(event)
-            if side.end_record is None or side.end_record.sequence < event.sequence:
-                side.end_record, side.says_so = event, event.role == SCHEDULER
+            side.end_record = _last(side.end_record, event)
 
     def leave(self, account: Account) -> None:
         """The last that is known of a request."""
@@ -114,7 +116,9 @@ class Deaths:
                 raised=None if raised is None else raised.error,
                 lost=len(side.lost),
             )
-            is_schedulers = side.went_on >= 0 or raised is not None or side.says_so
+            # The end record of a log says that it is a scheduler's.
+            says_so = side.end_record is not None and side.end_record.role == SCHEDULER
+            is_schedulers = side.went_on >= 0 or raised is not None or says_so
             if last is None or not is_schedulers or transition(evidence).state is not EngineState.DIED:
                 continue
             failed = {request for request, has_raised in side.lost.items() if has_raised}

@@ -20,7 +20,7 @@ Sums = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """An amount of two ranges, per minute of each or for each request.
+    """An amount of two ranges, per minute of each.
 
     Attributes:
         before, after: tokens, requests or seconds.
@@ -39,8 +39,8 @@ class GroupChange:
     """A group of requests, and its part in the change of the whole.
 
     Attributes:
-        dimension: by what requests are grouped: `engine`, `model`, `connector`, `tenant`, `prompt` (its length), `prefix`
-            (its beginning), `outcome`, or `cause` of computed tokens.
+        dimension: by what requests are grouped: `engine`, `model`, `connector`, `tenant`, `prefix` (the beginning of the
+            prompt), or `cause` of computed tokens.
         group: the engine's id, the model's name, ...; of a cause, `CAUSE:TIER`.
         amount: its part of the whole.
         share: its change as a share of the whole's; negative where it changed the other way.

@@ -23,16 +23,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 FORBIDDEN = 403
 
 
-class AllowedHosts:
-    """The names that may be asked for."""
+class OnlyAllowedHosts:
+    """Middleware that refuses requests for other hosts."""
 
-    def __init__(self, allowed: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
         """`allowed`: names besides addresses, `localhost` and the machine's own; `*` in them stands for anything."""
         own = socket.gethostname()
+        self._app = app
         self._own = {name.lower() for name in ("localhost", own, socket.getfqdn(own))}
         self._allowed = [name.lower() for name in allowed]
 
-    def refusal(self, headers: Headers) -> str | None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (wrong := self._refusal(Headers(scope=scope))) is not None:
+            await JSONResponse({"detail": wrong}, status_code=FORBIDDEN)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, headers: Headers) -> str | None:
         """Why a request is refused; None if it is not."""
         asked, origin = headers.get("host", ""), headers.get("origin")
         if not self._knows(_name(asked)):
@@ -43,20 +50,6 @@ class AllowedHosts:
 
     def _knows(self, name: str) -> bool:
         return name in self._own or _is_address(name) or any(fnmatchcase(name, each) for each in self._allowed)
-
-
-class OnlyAllowedHosts:
-    """Middleware that refuses requests for other hosts."""
-
-    def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
-        self._app = app
-        self._hosts = hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (wrong := self._hosts.refusal(Headers(scope=scope))) is not None:
-            await JSONResponse({"detail": wrong}, status_code=FORBIDDEN)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
 
 
 def _name(host: str) -> str:

@@ -31,7 +31,6 @@ class Where(StrEnum):
     METRICS = "metrics"
     STORE = "store"
     RECALL = "recall"
-    TRACE_FILE = "trace_file"
     FINDING_LOG = "finding_log"
     TIDY = "tidy"
     INGEST = "ingest"

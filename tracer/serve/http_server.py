@@ -64,15 +64,10 @@ class HttpServer(uvicorn.Server):
             self._close_stalled(time.monotonic())
         return await super().on_tick(counter)
 
-    @property
-    def connections(self) -> int:
-        """How many are open."""
-        return len(self.server_state.connections)
-
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application. Beyond the connections that are allowed, those that only wait make room; where there are none,
         only those are answered who ask whether it lives."""
-        surplus = self.connections - self._limits.max_connections
+        surplus = len(self.server_state.connections) - self._limits.max_connections
         is_full = surplus > 0 and self._close_stalled(time.monotonic()) < surplus
         if is_full and scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             self._on_refusal()
@@ -86,7 +81,7 @@ class HttpServer(uvicorn.Server):
         too many connections, those that have waited longest go at once. Returns how many go."""
         waiting = [each for each in self.server_state.connections if _is_waiting(each)]
         self._waiting = {each: self._waiting.get(each, now_s) for each in waiting}
-        surplus = self.connections - self._limits.max_connections
+        surplus = len(self.server_state.connections) - self._limits.max_connections
         stalled = [
             each
             for number, each in enumerate(sorted(waiting, key=self._waiting.__getitem__))
@@ -105,9 +100,3 @@ def _is_waiting(connection: Any) -> bool:
 
 def _nothing_more(number: int, frame: FrameType | None) -> None:
     """uvicorn ends at the signal, and raises it once more when it has ended: the rest of the process must not end by it."""
-
-
-def port_of(listener: socket.socket) -> int:
-    """The port that a socket is bound to."""
-    port: int = listener.getsockname()[1]
-    return port

@@ -10,12 +10,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, date, datetime, timedelta
-from functools import partial
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Annotated
 
-import yaml
+from msgspec import Meta, Struct
 
 from kvtrail.tracer.model.known import NEVER_NS, Known
 from kvtrail.tracer.model.nearest import did_you_mean
@@ -23,95 +23,64 @@ from kvtrail.tracer.rules import pages
 from kvtrail.tracer.rules.old_names import current
 from kvtrail.tracer.serve.watched_file import Unusable, WatchedFile, read_yaml
 
-KEYS = ("rule", "engine", "connector", "version", "until", "why")
-NEEDED = ("rule", "why")
-MAX_TEXT = 500
-"""Characters of a value."""
-_NULL = "tag:yaml.org,2002:null"
+Text = Annotated[str, Meta(min_length=1, max_length=500)]
 
 
-class KnownFindingsFile:
+class Entry(Struct, forbid_unknown_fields=True):
+    """An entry of the file."""
+
+    rule: Text
+    why: Text
+    engine: Text | None = None
+    connector: Text | None = None
+    version: Text | None = None
+    until: Text | None = None
+
+
+class KnownFindingsFile(WatchedFile[Sequence[Known]]):
     """The known findings of a file, which is read again when it has changed."""
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Without a file, nothing is known. Raises Unusable if the file cannot be used."""
-        self._file = None if path is None else WatchedFile(path, read, clock=clock)
-
-    @property
-    def known(self) -> Sequence[Known]:
-        """What is known now; the same object until the file changes."""
-        return () if self._file is None else self._file.content
-
-    @property
-    def status(self) -> str | None:
-        """`ok`, or why the file as it is now is not used; None if there is no file."""
-        if self._file is None:
-            return None
-        _ = self._file.content
-        return self._file.trouble or "ok"
+        super().__init__(path, read, (), clock=clock)
 
 
 def read(path: Path) -> Sequence[Known]:
     """The entries of a file.
 
     Raises:
-        Unusable: it cannot be read, or says something else; the text also names the line.
+        Unusable: it cannot be read, or says something else; the text also names the entry, counted from 0.
     """
-    root = read_yaml(path, "known findings", partial(yaml.compose, Loader=yaml.SafeLoader))
-    if root is None:
-        return ()
-    if not isinstance(root, yaml.SequenceNode):
-        raise _wrong(path, root, "known findings are a list: begin each entry with `- rule:`")
-    return tuple(_entry(path, node) for node in root.value)
-
-
-def _entry(path: Path, node: yaml.Node) -> Known:
-    if not isinstance(node, yaml.MappingNode):
-        raise _wrong(path, node, f"an entry has keys with values: {', '.join(KEYS)}")
-    values: dict[str, str] = {}
-    until_ns = NEVER_NS
-    for key, value, name in _pairs(path, node):
-        if name in values:
-            raise _wrong(path, key, f"{name!r} is given twice")
-        if not isinstance(value, yaml.ScalarNode) or value.tag == _NULL or not (text := value.value.strip()):
-            raise _wrong(path, value, f"{name!r} must be a text")
-        if len(text) > MAX_TEXT:
-            raise _wrong(path, value, f"{name!r} has {len(text):,} characters; {MAX_TEXT} are the most")
-        if name == "rule":
-            text = current(text)
-            if text not in (rules := pages.files()):
-                raise _wrong(path, value, f"there is no rule {text!r}{did_you_mean(text, rules)}")
-        if name == "until":
-            until_ns = _end_ns(path, value, text)
-        values[name] = text
-    if lacking := [name for name in NEEDED if name not in values]:
-        raise _wrong(path, node, f"the entry has no {lacking[0]!r}")
-    return Known(**values, until_ns=until_ns)
-
-
-def _pairs(path: Path, node: yaml.MappingNode) -> Iterator[tuple[yaml.Node, yaml.Node, str]]:
-    """The keys and values of an entry, and the keys as texts."""
-    for key, value in node.value:
-        name = str(key.value)
-        if name not in KEYS:
-            raise _wrong(path, key, f"an entry has {', '.join(KEYS)}, and no {name!r}{did_you_mean(name, KEYS)}")
-        yield key, value, name
-
-
-def _end_ns(path: Path, node: yaml.Node, text: str) -> int:
-    """The end of a day, or a time, in UTC unless it says otherwise; Unix nanoseconds."""
+    entries = read_yaml(path, "known findings", list[Entry], [])
     try:
-        try:
-            day = date.fromisoformat(text)
-        except ValueError:
-            end = datetime.fromisoformat(text)
-        else:
-            end = datetime(day.year, day.month, day.day) + timedelta(days=1)
+        return tuple(map(_known, entries))
+    except ValueError as error:
+        raise Unusable(f"cannot use the known findings in {path}: {error}") from error
+
+
+def _known(entry: Entry) -> Known:
+    """What an entry says. Raises ValueError."""
+    rule, rules = current(entry.rule), pages.files()
+    if rule not in rules:
+        raise ValueError(f"there is no rule {rule!r}{did_you_mean(rule, rules)}")
+    return Known(
+        rule=rule,
+        why=entry.why,
+        engine=entry.engine or "",
+        connector=entry.connector or "",
+        version=entry.version or "",
+        until=entry.until or "",
+        until_ns=_end_ns(entry.until) if entry.until else NEVER_NS,
+    )
+
+
+def _end_ns(text: str) -> int:
+    """The end of a day, or a time, in UTC unless it says otherwise; Unix nanoseconds. Raises ValueError."""
+    try:
+        end = datetime.fromisoformat(text)
+        if ":" not in text:
+            end += timedelta(days=1)
         end = end if end.tzinfo else end.replace(tzinfo=UTC)
         return min(NEVER_NS, int(end.timestamp()) * 10**9)
     except (ValueError, OverflowError):
-        raise _wrong(path, node, f"{text!r} is no date or time: write 2026-09-01, or 2026-09-01T12:00:00Z") from None
-
-
-def _wrong(path: Path, node: yaml.Node, text: str) -> Unusable:
-    return Unusable(f"{path}, line {node.start_mark.line + 1}: {text}")
+        raise ValueError(f"{text!r} is no date or time: write 2026-09-01, or 2026-09-01T12:00:00Z") from None

@@ -48,14 +48,12 @@ class Limits:
 DEFAULTS = Limits()
 
 
-def raise_descriptors() -> int:
-    """Raise this process's soft limit of open files as far as it may; returns what it is then."""
+def raise_descriptors() -> None:
+    """Raise this process's soft limit of open files as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        soft = most
-    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def configure_heap() -> None:

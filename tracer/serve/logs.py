@@ -6,17 +6,19 @@ A limited number of messages of each kind is logged a minute, and then how many 
 from __future__ import annotations
 
 import logging
-import sys
 import threading
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
 from enum import StrEnum
 
 from pythonjsonlogger.json import JsonFormatter
 
+from kvtrail.tracer.events.bounded import BoundedDict
+
 MAX_LOGGED = 10
 """Messages of a kind in a minute: those of the same words, whatever is filled in."""
 MINUTE_S = 60.0
-_LEFT_OUT = "%d more messages were left out in %.0f s: %s"
+MAX_KINDS = 1_000
 
 
 class Format(StrEnum):
@@ -42,44 +44,23 @@ def set_up(form: Format) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-@dataclass(slots=True)
-class _Kind:
-    """What was logged with the same words since the minute began."""
-
-    logged: int = 0
-    left_out: int = 0
-
-
 class RateLimit:
-    """A filter that lets pass a few messages of each kind in a minute."""
+    """A filter that lets pass a few messages of each kind in a minute; the next one says how many were left out."""
 
-    def __init__(self, *, minute_s: float = MINUTE_S) -> None:
-        self._minute_s = minute_s
-        self._kinds: dict[tuple[str, int, str], _Kind] = {}
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kinds: BoundedDict[tuple[str, int, str], tuple[float, int]] = BoundedDict(MAX_KINDS)
+        """Of each kind: when its minute began, and how many messages came in it."""
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Of `logging`: whether a message is logged."""
-        if record.msg == _LEFT_OUT:
-            return True
-        key = (record.name, record.levelno, str(record.msg))
+        key, now_s = (record.name, record.levelno, str(record.msg)), self._clock()
         with self._lock:
-            kind = self._kinds.get(key)
-            if kind is None:
-                kind = self._kinds[key] = _Kind()
-                if not sys.is_finalizing():  # a thread that is started then is never run, and is waited for
-                    minute = threading.Timer(self._minute_s, self._end, (key,))
-                    minute.daemon = True
-                    minute.start()
-            passes = kind.logged < MAX_LOGGED
-            kind.logged += passes
-            kind.left_out += not passes
-        return passes
-
-    def _end(self, key: tuple[str, int, str]) -> None:
-        """A minute is over."""
-        with self._lock:
-            kind = self._kinds.pop(key)
-        if kind.left_out:
-            name, level, words = key
-            logging.getLogger(name).log(level, _LEFT_OUT, kind.left_out, self._minute_s, words)
+            began_s, came = self._kinds.get(key, (now_s, 0))
+            if now_s - began_s >= MINUTE_S:
+                if came > MAX_LOGGED:
+                    record.msg = f"{record.msg} ({came - MAX_LOGGED} more like it were left out)"
+                began_s, came = now_s, 0
+            self._kinds[key] = began_s, came + 1
+        return came < MAX_LOGGED

@@ -104,10 +104,15 @@ class OutboxSender:
             is_last = self._stopping.is_set()
             try:
                 self.send()
-                self._well()
+                if self.trouble is not None:
+                    logger.info("ClickHouse is there again, and has what waited for it")
+                self.trouble = None
                 wait_s, pause_s = FIRST_WAIT_S, EVERY_S
             except Exception as error:
-                self._failed(error)
+                if self.trouble is None:
+                    known = isinstance(error, StoreError)
+                    logger.error("%s; what comes is stored and sent later", error, exc_info=not known)
+                self.trouble = str(error)
                 pause_s = random.uniform(wait_s / 2, wait_s)  # tracers that failed together do not come back together
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
             if is_last:
@@ -115,13 +120,3 @@ class OutboxSender:
             self._stopping.wait(pause_s)
         if self._sink is not None:
             self._sink.close()
-
-    def _well(self) -> None:
-        if self.trouble is not None:
-            self.trouble = None
-            logger.info("ClickHouse is there again, and has what waited for it")
-
-    def _failed(self, error: Exception) -> None:
-        if self.trouble is None:
-            logger.error("%s; what comes is stored and sent later", error, exc_info=not isinstance(error, StoreError))
-        self.trouble = str(error)

@@ -14,15 +14,14 @@ from pathlib import Path
 
 from kvtrail.tracer.serve import logs
 from kvtrail.tracer.serve.access import Tls, check_bind_address
-from kvtrail.tracer.serve.allowed_hosts import AllowedHosts
 from kvtrail.tracer.serve.api.process_state import FleetProcess, Live
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.bind_address import address, bound
 from kvtrail.tracer.serve.finding_log import FindingLog
-from kvtrail.tracer.serve.http_server import HttpServer, port_of
+from kvtrail.tracer.serve.http_server import HttpServer
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.serve.limits import Limits, configure_heap, raise_descriptors, release_heap
-from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
+from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.outbox_sender import OutboxSender
 from kvtrail.tracer.serve.receive.grpc_receiver import GrpcReceiver
 from kvtrail.tracer.serve.receive.intake import Intake
@@ -61,7 +60,6 @@ class Receiving:
     grpc_port: int
     spool: Path
     spool_mb: int
-    trace_file: Path | None
     max_requests: int
     nice: int
     retain_hours: float
@@ -106,7 +104,7 @@ def serve(
         Unusable: the file of tenants, or that of known findings, cannot be used.
         Unsafe: anybody could use it, or what should prevent that cannot be read.
         PortTaken: an address is in use.
-        StoreError: the store or the trace file cannot be opened.
+        StoreError: the store cannot be opened.
     """
     tokens = Access(token_file) if token_file else None
     names, known = TenantNames(tenants), KnownFindingsFile(known_findings)
@@ -117,7 +115,7 @@ def serve(
     metrics = Metrics()
     logs.set_up(logs.Format(log_format))
     listener = bound(host, http_port)
-    url = f"{'http' if tls is None else 'https'}://{address(host, port_of(listener))}"
+    url = f"{'http' if tls is None else 'https'}://{address(host, listener.getsockname()[1])}"
     with (
         _fleet(store, metrics, known)
         if receiving is None
@@ -129,7 +127,7 @@ def serve(
             metrics,
             intake=served.intake,
             sender=served.sender,
-            hosts=AllowedHosts((host, *allow_host)),
+            allowed_hosts=(host, *allow_host),
             tokens=tokens,
             tenants=names,
             limits=limits,
@@ -138,7 +136,7 @@ def serve(
             app,
             limits=limits,
             drain_s=DRAIN_S,
-            on_refusal=partial(metrics.count_rejected, "http", Rejected.CONNECTIONS),
+            on_refusal=partial(metrics.count_rejected, "http", "connections"),
             tls=tls,
         )
         logger.info(
@@ -186,19 +184,15 @@ def _sidecar(
         metrics.watch_spool(sender)
     writer = SqliteWriter(path, outbox=outbox, most_bytes=options.most_bytes)
     finding_log = FindingLog.from_environment()
-    try:
-        pipeline = Pipeline(
-            writer,
-            metrics,
-            trace_file=options.trace_file,
-            finding_log=finding_log,
-            known_findings=known,
-            max_requests=options.max_requests,
-            rows_every_ns=ROWS_EVERY_NS,
-            resume=False,
-        )
-    except OSError as error:
-        raise StoreError(f"cannot append to the trace file {options.trace_file}: {error.strerror}") from error
+    pipeline = Pipeline(
+        writer,
+        metrics,
+        finding_log=finding_log,
+        known_findings=known,
+        max_requests=options.max_requests,
+        rows_every_ns=ROWS_EVERY_NS,
+        resume=False,
+    )
     intake = Intake(pipeline, most_bytes=limits.request_bytes)
     raise_descriptors()
     receiver.start(intake, metrics)

@@ -25,7 +25,6 @@ class Role(StrEnum):
 
 ALL = frozenset(Role)
 _SPANS = "/v1/traces"
-_SCHEME = "bearer "
 
 
 def role_of(method: str, path: str) -> Role:
@@ -58,26 +57,6 @@ class TokenFile:
         return str(self.path) if self.roles == ALL else f"{next(iter(self.roles))}={self.path}"
 
 
-class Tokens:
-    """The tokens of a file, one a line; lines that begin with `#` are none. The file is watched, so that tokens can be
-    replaced while both the old and the new one count. While it is gone or has none, nobody is admitted."""
-
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises Unsafe if the file cannot be read, or holds no token."""
-        try:
-            self._file: WatchedFile[list[bytes]] = WatchedFile(path, _read, revoked=[], clock=clock)
-        except Unusable as error:
-            raise Unsafe(str(error)) from error
-
-    def admit(self, authorization: str | None) -> bool:
-        """Whether the value of an `authorization` header holds one of the tokens."""
-        tokens, given = self._file.content, authorization or ""
-        if not given.lower().startswith(_SCHEME):
-            return False
-        token = given[len(_SCHEME) :].strip().encode()
-        return any([hmac.compare_digest(token, each) for each in tokens])  # noqa: C419 - all, in equal time
-
-
 def _read(path: Path) -> list[bytes]:
     """Raises Unusable."""
     try:
@@ -90,13 +69,26 @@ def _read(path: Path) -> list[bytes]:
 
 
 class Access:
-    """Who may do what: a token opens the roles of each file that holds it. A role without a file is closed to all."""
+    """Who may do what: a token opens the roles of each file that holds it. A role without a file is closed to all. The files
+    are watched, so that tokens can be replaced while both the old and the new one count; the tokens of a file that is gone,
+    or has none, open nothing."""
 
-    def __init__(self, files: Iterable[TokenFile]) -> None:
+    def __init__(self, files: Iterable[TokenFile], *, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises Unsafe if a file cannot be read, or holds no token."""
-        self._files = [(each.roles, Tokens(each.path)) for each in files]
+        try:
+            self._files = [
+                (each.roles, WatchedFile[list[bytes]](each.path, _read, [], revoked=[], clock=clock)) for each in files
+            ]
+        except Unusable as error:
+            raise Unsafe(str(error)) from error
 
     def roles(self, authorization: str | None) -> frozenset[Role]:
         """What the value of an `authorization` header opens; nothing if its token is in no file."""
-        opened = [roles for roles, tokens in self._files if tokens.admit(authorization)]
+        scheme, _, token = (authorization or "").partition(" ")
+        given = token.strip().encode() if scheme.lower() == "bearer" else b""
+        opened = [
+            roles
+            for roles, file in self._files
+            if any([hmac.compare_digest(given, each) for each in file.content])  # noqa: C419 - all, in equal time
+        ]
         return frozenset().union(*opened)

@@ -6,9 +6,10 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import yaml
+from msgspec import ValidationError, convert
 
 logger = logging.getLogger("kvtrail")
 
@@ -22,42 +23,46 @@ class Unusable(ValueError):
 
 
 class WatchedFile(Generic[T]):
-    """The content of a file. If it cannot be used after a change, what it said before stays, or `revoked` replaces it.
-
-    Attributes:
-        trouble: why the file as it is now is not used; None if it is used.
-    """
+    """The content of a file, or `absent` where none is named. If it cannot be used after a change, what it said before stays,
+    or `revoked` replaces it."""
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         read: Callable[[Path], T],
+        absent: T,
         *,
         revoked: T | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`read` raises Unusable, and so does this."""
         self._path, self._read, self._revoked, self._clock = path, read, revoked, clock
-        self._looked_s, self._seen = clock(), _stamp(path)
-        self._content = read(path)
-        self.trouble: str | None = None
+        self._looked_s, self._seen = clock(), () if path is None else _stamp(path)
+        self._content = absent if path is None else read(path)
+        self._trouble = "ok"
 
     @property
     def content(self) -> T:
-        """What it says."""
-        if self._clock() - self._looked_s >= LOOK_AGAIN_S:
+        """What it says; the same object until it changes."""
+        if self._path is not None and self._clock() - self._looked_s >= LOOK_AGAIN_S:
             self._looked_s = self._clock()
             if (stamp := _stamp(self._path)) != self._seen:
                 self._seen = stamp
-                self._read_again()
+                self._read_again(self._path)
         return self._content
 
-    def _read_again(self) -> None:
+    @property
+    def status(self) -> str | None:
+        """`ok`, or why the file as it is now is not used; None if there is no file."""
+        _ = self.content
+        return None if self._path is None else self._trouble
+
+    def _read_again(self, path: Path) -> None:
         try:
-            self._content, self.trouble = self._read(self._path), None
-            logger.info("%s has changed, and is used as it is now", self._path)
+            self._content, self._trouble = self._read(path), "ok"
+            logger.info("%s has changed, and is used as it is now", path)
         except Unusable as error:
-            self.trouble = str(error)
+            self._trouble = str(error)
             if self._revoked is None:
                 logger.error("%s; what it said before stays in use", error)
             else:
@@ -65,14 +70,14 @@ class WatchedFile(Generic[T]):
                 logger.error("%s; nothing that it said before counts any more", error)
 
 
-def read_yaml(path: Path, what: str, parse: Callable[[str], Any]) -> Any:
-    """A file of YAML, which has `what`, as `parse` makes it of its text. Raises Unusable."""
+def read_yaml(path: Path, what: str, type_: type[T], absent: T) -> T:
+    """A file of YAML, which has `what`, as this type; every scalar of it is a text. Raises Unusable."""
     try:
-        return parse(path.read_text())
+        return convert(yaml.load(path.read_text(), yaml.BaseLoader) or absent, type_)
     except (OSError, UnicodeDecodeError) as error:
         raise Unusable(f"cannot read the {what}: {error}") from error
-    except yaml.YAMLError as error:
-        raise Unusable(f"the {what} in {path} are no YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, ValidationError) as error:
+        raise Unusable(f"cannot use the {what} in {path}: {' '.join(str(error).split())}") from error
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

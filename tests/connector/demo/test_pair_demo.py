@@ -22,7 +22,7 @@ from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.settings import Guard
 
 OPTIONS = Options(
-    once=True, pd=True, model=OPT, bug=STALE_HANDOFF, guard="observe", trace_file=None, folder=Path(),
+    once=True, pd=True, model=OPT, bug=STALE_HANDOFF, guard="observe", folder=Path(),
     grpc_port=1, http_port=2, dashboard_port=3, metrics_port=None,
 )  # fmt: skip
 

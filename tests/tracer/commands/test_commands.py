@@ -20,7 +20,6 @@ from wire import encoded
 
 from kvtrail.__main__ import COMMANDS, GROUPS
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.rules import documentation, pages
 
 ROOT = Path(__file__).parents[3]
@@ -215,15 +214,6 @@ def test_a_damaged_line_is_reported_and_not_fatal(tmp_path: Path, damage: bytes)
     assert result.exit_code == 3, result.output
     assert "1 lines or spans could not be read" in result.output
     assert "- Unreadable lines or spans: 1." in result.output
-
-
-def test_a_trace_file_that_ends_within_a_line_loses_only_that_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", OK)
-    path.write_text(path.read_text() + '{"resourceSpans":[{"reso')
-    writer = TraceWriter(path)
-    writer.write(encoded(history(DRIFT, request="later-0123abcd", recorder="later")))
-    writer.close()
-    assert run("audit", str(path)).exit_code == 1
 
 
 def test_a_truncated_last_line_is_reported_and_not_fatal(tmp_path: Path) -> None:

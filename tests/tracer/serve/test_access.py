@@ -28,7 +28,7 @@ from kvtrail.dashboard.client import Tracer as Client
 from kvtrail.dashboard.client import TracerAway
 from kvtrail.tracer.serve.access import check_bind_address
 from kvtrail.tracer.serve.bind_address import Unsafe
-from kvtrail.tracer.serve.tokens import Access, Role, TokenFile, Tokens, role_of
+from kvtrail.tracer.serve.tokens import Access, Role, TokenFile, role_of
 from kvtrail.tracer.serve.watched_file import LOOK_AGAIN_S
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nend"
@@ -173,18 +173,18 @@ def test_tokens_are_read_again_when_they_change(tmp_path: Path, caplog: pytest.L
     now_s = 0.0
     path = tmp_path / "tokens"
     path.write_text("one")
-    tokens = Tokens(path, clock=lambda: now_s)
+    access = Access([TokenFile(path)], clock=lambda: now_s)
     for text, fitting in (("two\none", {"one", "two"}), ("two", {"two"}), ("# none", set()), ("three", {"three"})):
         path.write_text(text)
         now_s += LOOK_AGAIN_S
-        assert {each for each in ("one", "two", "three") if tokens.admit(f"Bearer {each}")} == fitting, text
+        assert {each for each in ("one", "two", "three") if access.roles(f"Bearer {each}")} == fitting, text
     path.unlink()
     now_s += LOOK_AGAIN_S
-    assert not tokens.admit("Bearer three")
+    assert not access.roles("Bearer three")
     assert "nothing that it said before counts any more" in caplog.text
     path.write_text("three")
     now_s += LOOK_AGAIN_S
-    assert tokens.admit("Bearer three")
+    assert access.roles("Bearer three")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "some-name"])

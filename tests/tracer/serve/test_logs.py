@@ -11,7 +11,7 @@ from history import history
 from processes import Tracer, until
 from wire import encoded
 
-from kvtrail.tracer.serve.logs import MAX_LOGGED, RateLimit
+from kvtrail.tracer.serve.logs import MAX_LOGGED, MINUTE_S, RateLimit
 
 Start = Callable[..., Tracer]
 STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
@@ -34,14 +34,17 @@ def logger() -> logging.Logger:
     return logging.getLogger("kvtrail.test_logs")
 
 
-def test_of_many_of_a_kind_the_number_passes(logger: logging.Logger, caplog: pytest.LogCaptureFixture) -> None:
-    filter_ = RateLimit(minute_s=0.2)
+def test_many_of_a_kind_are_counted(logger: logging.Logger, caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    filter_ = RateLimit(clock=lambda: now_s)
     caplog.handler.addFilter(filter_)
     for number in range(MAX_LOGGED + 25):
         logger.warning("span %s is odd", number)
     logger.warning("the disk is full")
     assert caplog.text.count("is odd") == MAX_LOGGED
     assert "the disk is full" in caplog.text
-    until(lambda: "25 more messages were left out in 0 s: span %s is odd" in caplog.text)
-    logger.warning("span %s is odd", "late")
-    assert "span late is odd" in caplog.text, "a new minute has begun"
+    now_s = MINUTE_S
+    for name in ("late", "later"):
+        logger.warning("span %s is odd", name)
+    assert "span late is odd (25 more like it were left out)\n" in caplog.text
+    assert "span later is odd\n" in caplog.text

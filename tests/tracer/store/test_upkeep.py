@@ -73,10 +73,8 @@ def test_a_store_is_its_owners_alone_also_where_it_was_not(tmp_path: Path) -> No
         os.umask(before)
 
 
-def test_only_the_owner_can_read_what_a_sidecar_writes(tmp_path: Path, start_tracer: Callable[..., Tracer]) -> None:
-    trace = tmp_path / "trace.jsonl"
-    start_tracer("--trace-file", str(trace))
-    assert trace.stat().st_mode & 0o777 == 0o600
+def test_only_the_owner_can_read_what_a_sidecar_writes(start_tracer: Callable[..., Tracer]) -> None:
+    assert start_tracer().store.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(

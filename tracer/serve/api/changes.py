@@ -4,35 +4,56 @@ probably caused it."""
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
-from kvtrail.tracer.ledger.lanes import Window
-from kvtrail.tracer.liveness.markers import AFTER_NS, BEFORE_NS
-from kvtrail.tracer.model.conditions import UNKNOWN, Condition, Time
+from kvtrail.tracer.liveness.markers import AFTER_NS, BEFORE_NS, BEST_FIRST, near
+from kvtrail.tracer.model.cause_words import in_sums
+from kvtrail.tracer.model.causes import Cause
+from kvtrail.tracer.model.conditions import UNKNOWN, Time
+from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.grouping import By
-from kvtrail.tracer.model.outcomes import Outcome
-from kvtrail.tracer.savings.changes import Amount, GroupChange, MeasureChange, Side, Sums, changes, ranked
+from kvtrail.tracer.model.markers import Marker, MarkerKind
+from kvtrail.tracer.model.tenants import OTHER, PLAIN
+from kvtrail.tracer.model.words import count, duration, percent
+from kvtrail.tracer.savings.changes import GroupChange, MeasureChange, Side, Sums, changes
 from kvtrail.tracer.savings.minute_sums import MINUTE_NS, interval_s
-from kvtrail.tracer.savings.request_changes import Observed, of_account, of_lane, request_changes
 from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines, Moment
-from kvtrail.tracer.serve.api.likely_causes import LikelyCause, likely_causes
 from kvtrail.tracer.serve.api.markers import every_marker
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Group, Reader, Selection
 
-SLICES, OF_A_SLICE = 8, 100
-"""Single requests of a range are looked at in this many equal parts of it, and this many of each: those that began last."""
-MOST_LANES = 1_000
 MOST_PREFIXES = 50
-_FAILURES = frozenset({Outcome.FAILED, Outcome.LOST, Outcome.LOST_CONTACT})
+EXPLAINS = 0.3
+"""A group with this share of the change is named as a cause."""
+MOSTLY = 0.7
+"""With this share of the change, traffic explains it."""
+MOST = 5
+_NEW = {"tenant": ("Tenant {} is new", "it"), "prefix": ("Prompts that begin with {} are new", "them")}
+_NO_TENANT = {
+    PLAIN: ("Requests without a cache salt or adapter are new", "them"),
+    OTHER: ("Other tenants are new", "them"),
+}
+"""Groups of the dimension `tenant` that are no tenant."""
 Ends = tuple[int, int]
+
+
+class LikelyCause(BaseModel):
+    """What may have made numbers change."""
+
+    kind: str
+    """That of a marker, or `evictions`, `new tenant`, `new prefix` or `traffic`."""
+    text: str
+    """What happened, and what speaks for it."""
+    at_ns: int | None = None
+    """When; null for what has no single moment."""
+    engine: str = ""
+    """The engine's id, if it is about one."""
 
 
 class Stretch(BaseModel):
@@ -40,8 +61,6 @@ class Stretch(BaseModel):
 
     since_ns: int
     until_ns: int
-    requests_seen: int
-    """How many single requests of it `requests` is about."""
 
 
 class ChangesReport(BaseModel):
@@ -52,8 +71,6 @@ class ChangesReport(BaseModel):
     """Whole minutes, or whole hours if one of the ranges is longer than six hours."""
     changes: list[MeasureChange]
     """Amounts a minute, over all requests."""
-    requests: list[MeasureChange]
-    """Seconds for each request: the mean over those that were looked at, which are some of each part of the range."""
     likely: list[LikelyCause]
     """What probably explains that more or less is computed, the likeliest first."""
     engine_names: dict[str, str]
@@ -69,39 +86,36 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
     def changed(
         chosen: ChosenEngines,
         at_ns: Annotated[int, Query(ge=1, le=MAX_NS, description="the moment that parts the range in two")],
-        connector: str = "", since_ns: Moment = None, until_ns: Moment = None,
-    ) -> ChangesReport:  # fmt: skip
+        since_ns: Moment = None,
+        until_ns: Moment = None,
+    ) -> ChangesReport:
         until = time.time_ns() if until_ns is None else until_ns
         first, second = _ranges(at_ns, since_ns, until)
         resolver = OutcomeResolver(process, reader)
         models = {name: str(about["model"]) for name, about in resolver.engines.items()}
         wanted = [name for name in models if chosen is None or name in chosen]
 
-        prefixes = _prefixes(reader, (first, second), wanted, connector)
+        prefixes = _prefixes(reader, (first, second), wanted)
 
         def side(ends: Ends, prefixes: Mapping[str, Sums]) -> Side:
             rows = reader.savings(since_ns=ends[0], until_ns=ends[1]) if ends[0] < ends[1] else []
-            rows = [row for row in rows if row.engine in wanted and connector in ("", row.connector)]
+            rows = [row for row in rows if row.engine in wanted]
             return Side(rows, _minutes(ends), prefixes)
 
-        found = [
-            *changes(side(first, prefixes[0]), side(second, prefixes[1]), models),
-            *_failures(resolver, reader, first, second, wanted),
-        ]
-        earlier, later = (_accounts(reader, ends, wanted, models) for ends in (first, second))
-        lanes = [_lanes(reader, ends, wanted, models) for ends in (first, second)]
+        found = changes(side(first, prefixes[0]), side(second, prefixes[1]), models)
         moment = second[0]
-        near = every_marker(resolver, reader, since_ns=first[1] - BEFORE_NS, until_ns=moment + AFTER_NS, chosen=wanted)
+        marked = every_marker(
+            resolver, reader, since_ns=first[1] - BEFORE_NS, until_ns=moment + AFTER_NS, chosen=wanted
+        )
         tenant_names = tenants.among(
             {part.group: part for each in found for part in each.groups if part.dimension == "tenant"}
         )
         return ChangesReport(
-            before=Stretch(since_ns=first[0], until_ns=first[1], requests_seen=len(earlier)),
-            after=Stretch(since_ns=second[0], until_ns=second[1], requests_seen=len(later)),
+            before=Stretch(since_ns=first[0], until_ns=first[1]),
+            after=Stretch(since_ns=second[0], until_ns=second[1]),
             changes=found,
-            requests=[*request_changes(earlier, later), *request_changes(*lanes)],
             likely=likely_causes(
-                found, near, at_ns=moment, since_ns=first[1], name=resolver.name, tenant_names=tenant_names
+                found, marked, at_ns=moment, since_ns=first[1], name=resolver.name, tenant_names=tenant_names
             ),
             engine_names={name: str(about["name"]) for name, about in resolver.engines.items()},
             tenant_names=tenant_names,
@@ -126,24 +140,10 @@ def _minutes(ends: Ends) -> float:
     return max(ends[1] - ends[0], MINUTE_NS) / MINUTE_NS
 
 
-def _accounts(reader: Reader, ends: Ends, engines: list[str], models: dict[str, str]) -> list[Observed]:
-    """Some requests that began in a range, from all parts of it, however many there are."""
-    begin, end = ends
-    length = max(1, -(-(end - begin) // SLICES))
-    return [
-        of_account(request.account(), models.get(request.engine, ""))
-        for since in range(begin, end, length)
-        for request in reader.requests(
-            since_ns=since, before_ns=min(end, since + length), engines=engines, limit=OF_A_SLICE
-        )
-    ]
-
-
-def _prefixes(reader: Reader, ranges: Sequence[Ends], engines: list[str], connector: str) -> list[dict[str, Sums]]:
+def _prefixes(reader: Reader, ranges: Sequence[Ends], engines: list[str]) -> list[dict[str, Sums]]:
     """The tokens of the requests that began in each range, by prefix: of those that most requests of either have, and more
     than one."""
-    where = (Condition("connector", "=", connector),) if connector else ()
-    selections = [Selection(since_ns=begin, before_ns=end, engines=engines, where=where) for begin, end in ranges]
+    selections = [Selection(since_ns=begin, before_ns=end, engines=engines) for begin, end in ranges]
 
     def groups(which: Selection, names: Collection[str] | None = None) -> list[Group]:
         return reader.groups(which, by=By.PREFIX, of=Time.DURATION, limit=2 * MOST_PREFIXES, names=names)
@@ -157,43 +157,116 @@ def _prefixes(reader: Reader, ranges: Sequence[Ends], engines: list[str], connec
     ]
 
 
-def _lanes(reader: Reader, ends: Ends, engines: list[str], models: dict[str, str]) -> list[Observed]:
-    """Some requests that began in a range, by their phases."""
-    if ends[0] >= ends[1]:
-        return []
-    found = reader.lanes(Window(from_ns=ends[0], to_ns=ends[1], limit=MOST_LANES, engines=engines), live=())
-    return [
-        of_lane(lane, models.get(lane.engine, ""))
-        for lane in found.lanes
-        # Of a sample, those with findings are more than their part.
-        if ends[0] <= lane.started_ns < ends[1] and not (found.is_sample and lane.findings)
+def likely_causes(
+    changes: Iterable[MeasureChange],
+    markers: Iterable[Marker],
+    *,
+    at_ns: int,
+    since_ns: int | None = None,
+    name: Callable[[str], str],
+    tenant_names: Mapping[str, str],
+) -> list[LikelyCause]:
+    """What explains that more or less was computed from `at_ns` on than until `since_ns`, by default the same moment, the
+    likeliest first; `name` has an engine's name for people, and `tenant_names` those of tenants. A marker counts for more
+    if its engine's requests, or what it did, make up the change."""
+    by_measure = {each.measure: each for each in changes}
+    computed, asked = by_measure.get("computed"), by_measure.get("asked")
+    found = [
+        (_score(each, computed), _of_marker(each, computed, asked, at_ns, name))
+        for each in near(markers, since_ns=at_ns if since_ns is None else since_ns, at_ns=at_ns)
     ]
+    if computed is not None:
+        found += [*_evictions(computed), *_new_groups(computed, tenant_names), *_traffic(computed, asked)]
+    return [cause for _, cause in sorted(found, key=lambda each: -each[0])][:MOST]
 
 
-def _failures(
-    resolver: OutcomeResolver, reader: Reader, first: Ends, second: Ends, engines: list[str]
-) -> list[MeasureChange]:
-    """Requests a minute that failed or were lost, by the range in which they began."""
-    sides: list[Counter[tuple[str, str]]] = []
-    for begin, end in (first, second):
-        counts: Counter[tuple[str, str]] = Counter()
-        for engine, status, reason, number in reader.outcome_counts(since_ns=begin, before_ns=end, engines=engines):
-            if (outcome := resolver.outcome_of(engine, status, reason)) in _FAILURES:
-                counts[engine, str(outcome)] += number
-        sides.append(counts)
+def _score(marker: Marker, computed: MeasureChange | None) -> float:
+    """A marker with nothing that speaks for it comes after what explains half of the change."""
+    return 0.5 - BEST_FIRST.index(marker.kind) / 100 + max(0.0, _share_of(marker, computed))
 
-    def amount(at: int, group: str) -> Amount:
-        """Of the engine (0) or outcome (1), a minute."""
-        sums = (sum(value for key, value in side.items() if key[at] == group) for side in sides)
-        return Amount(*(each / _minutes(ends) for each, ends in zip(sums, (first, second), strict=True)))
 
-    whole = Amount(*(side.total() / _minutes(ends) for side, ends in zip(sides, (first, second), strict=True)))
-    if whole.change == 0:
+def _share_of(marker: Marker, computed: MeasureChange | None) -> float:
+    """The share of the change that is the marked engine's or, after a reset, of what was held until then."""
+    if computed is None:
+        return 0.0
+    if marker.kind is MarkerKind.RESET:
+        return sum(each.share for each in _of_cause(computed, Cause.RESET))
+    engines = [each for each in computed.groups if each.dimension == "engine"]
+    return next((each.share for each in engines if each.group == marker.engine), 0.0) if len(engines) > 1 else 0.0
+
+
+def _of_marker(
+    marker: Marker,
+    computed: MeasureChange | None,
+    asked: MeasureChange | None,
+    at_ns: int,
+    name: Callable[[str], str],
+) -> LikelyCause:
+    apart_ns = marker.at_ns - at_ns
+    apart = f"{duration(abs(apart_ns))} {'after' if apart_ns > 0 else 'before'} the change" if apart_ns else "then"
+    what = f"Engine {name(marker.engine)} {marker.text}"
+    evidence = []
+    if (share := _share_of(marker, computed)) >= EXPLAINS:
+        kind = "tokens held until a reset" if marker.kind is MarkerKind.RESET else "of its own requests"
+        evidence.append(f"{percent(share)} of the change is {kind}")
+    groups = asked.groups if asked and marker.kind is not MarkerKind.RESET else ()
+    for each in groups:
+        if (each.dimension, each.group) == ("engine", marker.engine) and _has_moved(each):
+            asked_for = f"{count(each.amount.before)} tokens a minute before, {count(each.amount.after)} after"
+            evidence.append(f"it was asked for {asked_for}")
+    at = clock(marker.at_ns)[: len("12:00:00")]
+    text = f"{what} ({at}, {apart}){': ' if evidence else ''}{'; '.join(evidence)}"
+    return LikelyCause(kind=marker.kind, text=text, at_ns=marker.at_ns, engine=marker.engine)
+
+
+def _has_moved(group: GroupChange) -> bool:
+    return abs(group.amount.change) > EXPLAINS * max(group.amount.before, group.amount.after)
+
+
+def _evictions(computed: MeasureChange) -> list[tuple[float, LikelyCause]]:
+    """More is computed since more had been evicted: a cache is too small for what is asked for."""
+    groups = _of_cause(computed, Cause.EVICTED)
+    share = sum(each.share for each in groups)
+    if share < EXPLAINS or computed.whole.change < 0:
         return []
-    groups = [
-        GroupChange(dimension, group, each, each.change / whole.change)
-        for at, dimension in enumerate(("engine", "outcome"))
-        for group in {key[at] for side in sides for key in side}
-        for each in [amount(at, group)]
-    ]
-    return [MeasureChange("failures", whole, None, ranked(groups))]
+    before, after = sum(each.amount.before for each in groups), sum(each.amount.after for each in groups)
+    text = (
+        f"Evictions: {percent(min(1.0, share))} of what is computed more {in_sums(Cause.EVICTED)}:"
+        f" {count(before)} tokens a minute before, {count(after)} after"
+    )
+    return [(share, LikelyCause(kind="evictions", text=text))]
+
+
+def _new_groups(computed: MeasureChange, names: Mapping[str, str]) -> list[tuple[float, LikelyCause]]:
+    """A tenant, or prompts that begin as none did before."""
+    found = []
+    for each in computed.groups:
+        if each.dimension in _NEW and each.share >= EXPLAINS and not each.amount.before:
+            amount = f"{count(each.amount.after)} tokens a minute"
+            what, them = _NEW[each.dimension]
+            if each.dimension == "tenant" and each.group not in names:
+                what, them = _NO_TENANT.get(each.group, (what, them))
+            who = what.format(names.get(each.group, each.group[:8]))
+            text = f"{who}: {percent(each.share)} of the change is computed for {them}, {amount}"
+            found.append((each.share, LikelyCause(kind=f"new {each.dimension}", text=text)))
+    return found
+
+
+def _traffic(computed: MeasureChange, asked: MeasureChange | None) -> list[tuple[float, LikelyCause]]:
+    if asked is None or computed.of_traffic is None:
+        return []
+    share = computed.of_traffic / computed.whole.change
+    if share < MOSTLY:
+        return []
+    if not (asked.whole.before and asked.whole.after):
+        side = "before" if asked.whole.after else "after"
+        other, amount = ("after", asked.whole.after) if asked.whole.after else ("before", asked.whole.before)
+        text = f"Nothing was asked for {side}, and {count(amount)} tokens a minute {other}"
+        return [(share, LikelyCause(kind="traffic", text=text))]
+    more = "More" if computed.whole.change > 0 else "Less"
+    amounts = f"{count(asked.whole.before)} tokens a minute before, {count(asked.whole.after)} after"
+    return [(share, LikelyCause(kind="traffic", text=f"{more} was asked for: {amounts}, at the same reuse"))]
+
+
+def _of_cause(computed: MeasureChange, cause: Cause) -> Sequence[GroupChange]:
+    return [each for each in computed.groups if each.dimension == "cause" and each.group.partition(":")[0] == cause]

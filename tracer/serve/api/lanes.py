@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
-from kvtrail.tracer.ledger.lanes import Lane, Window, segments
+from kvtrail.tracer.ledger.lanes import Window, segments
 from kvtrail.tracer.ledger.phases import WORDS
 from kvtrail.tracer.liveness.engine import CONTACT_NS
 from kvtrail.tracer.liveness.outcome import is_over
@@ -30,8 +30,6 @@ class LaneColumns(BaseModel):
 
     from_ns: int
     to_ns: int
-    now_ns: int
-    """The tracer's clock when it answered."""
     phases: list[str]
     """The names of the numbers in `segments.phase`."""
     requests: dict[str, list[Any]]
@@ -92,7 +90,10 @@ def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> L
     lanes = found.lanes
     finest_us = (window.to_ns - window.from_ns) / 1000 / points
     lost_ns = {r.engine: max((gap.to_ns for gap in r.gaps.within(0, now_ns)), default=0) for r in recorders}
-    is_open = [_is_open(lane, now_ns=now_ns, live=live) for lane in lanes]
+    is_open = [
+        not is_over(lane.status, lane.ended_ns) and (lane.engine in live or now_ns - lane.last_ns <= CONTACT_NS)
+        for lane in lanes
+    ]
     # A missing span may be the one that ended the request, so only what lies before the last known span is certain.
     is_unsure = [
         open_ and (not lane.complete or lost_ns.get(lane.engine, 0) >= lane.last_ns)
@@ -121,7 +122,6 @@ def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> L
     return LaneColumns(
         from_ns=window.from_ns,
         to_ns=window.to_ns,
-        now_ns=now_ns,
         phases=list(WORDS.values()),
         requests={
             **{name: [getattr(lane, name) for lane in lanes] for name in _LANE_COLUMNS},
@@ -158,10 +158,3 @@ def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> L
         has_all_findings=found.has_all_findings,
         is_whole=found.is_whole,
     )
-
-
-def _is_open(lane: Lane, *, now_ns: int, live: set[str]) -> bool:
-    """Whether the request is still going on, as far as is known."""
-    if is_over(lane.status, lane.ended_ns):
-        return False
-    return lane.engine in live or now_ns - lane.last_ns <= CONTACT_NS

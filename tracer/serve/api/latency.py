@@ -76,8 +76,6 @@ class Measured(Distribution):
 class Measures(BaseModel):
     """How long requests spent in each phase, and why their tokens were reused or computed."""
 
-    since_ns: int
-    until_ns: int
     requests: int
     times: list[Measured]
     tokens: dict[str, int]
@@ -87,7 +85,7 @@ class Measures(BaseModel):
 class RequestGroup(Distribution):
     """The requests with one value of what they are grouped by: the `name`, and that for people; how many have the measure
     (`requests`), how many there are (`all_requests`); the tokens of their prompts (`asked`), those from vLLM's own cache
-    (`held`) and from the connector (`loaded`), and the connector's share (`hit_rate`, None if nothing was asked)."""
+    (`held`) and from the connector (`loaded`)."""
 
     name: str
     text: str
@@ -95,21 +93,16 @@ class RequestGroup(Distribution):
     asked: int
     held: int
     loaded: int
-    hit_rate: float | None
 
 
 class Groups(BaseModel):
     """The largest groups of the requests of a range."""
 
-    since_ns: int
-    until_ns: int
     by: str
     of: str
     requests: int
     """All requests of the range that meet the filters, in whichever group."""
     groups: list[RequestGroup]
-    others: RequestGroup | None
-    """All requests of smaller groups together; None where all groups are shown."""
 
 
 def _selected(which: Where, since_ns: Moment = None, until_ns: Moment = None) -> Selection:
@@ -136,8 +129,6 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
             of: {number: count for _, number, count in reader.durations(which, of=of, step_ns=MAX_NS)} for of in TIMES
         }
         return Measures(
-            since_ns=which.since_ns,
-            until_ns=which.before_ns,
             requests=reader.count(which),
             times=[Measured(of=name, **_distribution(bins)) for name, bins in counts.items()],
             tokens=dict(sorted(reader.tokens(which).items())),
@@ -160,18 +151,11 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
         names = {name: str(about["name"]) for name, about in known.items()} if by is By.ENGINE else {}
         if by is By.TENANT:
             names = tenants.among({group.name: group for group in found})
-        has_others = requests > sum(group.requests for group in found)
-        others = None
-        if has_others:  # groups by engine are sums of columns; `tokens` would read the JSON of each request
-            others = rest(reader.groups(which, by=By.ENGINE, of=of, limit=len(known)), found)
         return Groups(
-            since_ns=which.since_ns,
-            until_ns=which.before_ns,
             by=by,
             of=of,
             requests=requests,
             groups=[_group(group, names) for group in found],
-            others=None if others is None else _group(others, names),
         )
 
 
@@ -216,18 +200,6 @@ def merged(groups: Iterable[Group], names: Mapping[str, str]) -> list[Group]:
     return sorted(found.values(), key=lambda group: (-group.requests, group.name))
 
 
-def rest(whole: Iterable[Group], shown: Iterable[Group]) -> Group:
-    """The requests that are in none of the groups that are shown, as one; `whole` are groups that have all of them."""
-    others = next(iter(merged(whole, {})), Group("", 0, 0, 0, 0))
-    bins = Counter(others.bins)
-    for group in shown:
-        bins.subtract(group.bins)
-        for what in _SUMS:
-            setattr(others, what, max(0, getattr(others, what) - getattr(group, what)))  # some may have come in between
-    others.bins = dict(+bins)
-    return others
-
-
 def _group(group: Group, names: Mapping[str, str]) -> RequestGroup:
     return RequestGroup(
         name=group.name,
@@ -236,7 +208,6 @@ def _group(group: Group, names: Mapping[str, str]) -> RequestGroup:
         asked=group.asked,
         held=group.held,
         loaded=group.loaded,
-        hit_rate=group.loaded / group.asked if group.asked else None,
         **_distribution(group.bins),
     )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 
 from kvtrail.tracer.liveness.markers import joined, of_launches
 from kvtrail.tracer.model.markers import Marker, MarkerKind
@@ -23,21 +23,6 @@ _KINDS = "any of these kinds; by default all but resets: a reset is named where 
 HOUR_NS = 3600 * 10**9
 
 
-class MarkerRow(BaseModel):
-    """A moment at which something happened, or several close to each other."""
-
-    kind: MarkerKind
-    at_ns: int
-    """When; of several, the first. Unix nanoseconds."""
-    engine: str
-    """The engine's id; empty for several engines."""
-    engine_name: str
-    text: str
-    """What happened, without the engine's name."""
-    count: int
-    """How many it stands for."""
-
-
 def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
@@ -50,26 +35,17 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         ] = None,
         since_ns: Moment = None,
         until_ns: Moment = None,
-    ) -> list[MarkerRow]:
+    ) -> list[dict[str, Any]]:
+        """Each has the fields of `kvtrail.tracer.model.markers.Marker`, and the engine's name for people (`engine_name`).
+        Those of one kind that are close to each other are joined: `at_ns` is that of the first, and `engine` is empty where
+        they are of several."""
         since, until = moments(since_ns, until_ns, length_ns=HOUR_NS)
-        found = markers_of(OutcomeResolver(process, reader), reader, since_ns=since, until_ns=until, chosen=chosen)
-        return [each for each in found if (each.kind in kind if kind else each.kind is not MarkerKind.RESET)]
-
-
-def markers_of(
-    resolver: OutcomeResolver,
-    reader: Reader,
-    *,
-    since_ns: int,
-    until_ns: int,
-    chosen: Collection[str] | None = None,
-) -> list[MarkerRow]:
-    """The markers of a range, by time; with `chosen`, those of these engines. Those of one kind that are close to each other
-    are joined."""
-    names = {id_: str(about["name"]) for id_, about in resolver.engines.items()}
-    every = every_marker(resolver, reader, since_ns=since_ns, until_ns=until_ns, chosen=chosen)
-    together = joined(every, names, step_ns=max(1, (until_ns - since_ns) // STEPS))
-    return [_row(each, names) for each in sorted(together, key=lambda each: each.at_ns)]
+        resolver = OutcomeResolver(process, reader)
+        names = {id_: str(about["name"]) for id_, about in resolver.engines.items()}
+        every = every_marker(resolver, reader, since_ns=since, until_ns=until, chosen=chosen)
+        asked = [each for each in every if (each.kind in kind if kind else each.kind is not MarkerKind.RESET)]
+        together = sorted(joined(asked, names, step_ns=max(1, (until - since) // STEPS)), key=lambda each: each.at_ns)
+        return [{**asdict(each), "engine_name": names.get(each.engine, each.engine)} for each in together]
 
 
 def every_marker(
@@ -82,14 +58,3 @@ def every_marker(
         *reader.markers(since_ns=since_ns, until_ns=until_ns, limit=MOST_OF_A_KIND),
     ]
     return [each for each in every if chosen is None or each.engine in chosen]
-
-
-def _row(marker: Marker, names: dict[str, str]) -> MarkerRow:
-    return MarkerRow(
-        kind=marker.kind,
-        at_ns=marker.at_ns,
-        engine=marker.engine,
-        engine_name=names.get(marker.engine, marker.engine),
-        text=marker.text,
-        count=marker.count,
-    )

@@ -4,12 +4,10 @@ filtered by their outcome. `liveness/` has the rules; no store knows an outcome,
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvtrail.tracer.detect.tracked import Key
-from kvtrail.tracer.liveness.deploys import last_deploys
 from kvtrail.tracer.liveness.engine import EngineState, Launch, at_present, last_launches
 from kvtrail.tracer.liveness.outcome import impact_of, of_ending, outcome_of
 from kvtrail.tracer.model.conditions import AMONG, ENDING, Condition
@@ -32,7 +30,6 @@ class OutcomeResolver:
         engines: each engine's `name`, its description, and how many of its requests are `open`, as the store has them.
         launches: each engine's last launch, as it is now.
         known: which findings are known.
-        deploys: when the engines of a service and model (`group`) were last deployed.
     """
 
     def __init__(self, process: Live, reader: Reader) -> None:
@@ -40,7 +37,6 @@ class OutcomeResolver:
         self.engines = reader.engines()
         stored = reader.launches()
         self._causes = {launch.cause.id for launch in stored if launch.cause is not None}
-        self.deploys = last_deploys(stored, self.group)
         last, heard, noted, now_ns = last_launches(stored), process.running(), reader.heard(), time.time_ns()
         self.launches = {
             engine: at_present(
@@ -53,12 +49,7 @@ class OutcomeResolver:
             )
             for engine, about in self.engines.items()
         }
-        self.known = KnownFindings(process.known_findings.known, self.engines, at_ns=now_ns)
-
-    def group(self, engine: str) -> tuple[str, ...]:
-        """The service and the model of an engine, which its successors have, too; of an unknown one its id."""
-        about = self.engines.get(engine, {})
-        return tuple(about.get(name, "") for name in _OF_ENGINE) if about else (engine,)
+        self.known = KnownFindings(process.known_findings.content, self.engines, at_ns=now_ns)
 
     def name(self, engine: str) -> str:
         """An engine's name for people."""
@@ -103,9 +94,9 @@ class OutcomeResolver:
 
     def impacts(self, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Findings with what they `did`."""
-        outcomes = self._outcomes(
-            {(finding["engine"], finding["request"]) for finding in findings if finding["request"]}
-        )
+        requests = {(finding["engine"], finding["request"]) for finding in findings if finding["request"]}
+        known = self._reader.outcomes(requests) if requests else {}
+        outcomes = {key: self.outcome_of(key[0], *about) for key, about in known.items()}
         return [
             {
                 **finding,
@@ -140,10 +131,6 @@ class OutcomeResolver:
             if of_ending(ending, self.state(engine)) is outcome
         )
         return Condition(ENDING, AMONG, tuple(meant))
-
-    def _outcomes(self, requests: Collection[Key]) -> dict[Key, Outcome]:
-        known = self._reader.outcomes(requests) if requests else {}
-        return {(engine, request): self.outcome_of(engine, *about) for (engine, request), about in known.items()}
 
     def outcome_of(self, engine: str, status: str, reason: str | None) -> Outcome:
         """The outcome of a request of this engine, by the `status` and `outcome` of its account."""

@@ -1,25 +1,20 @@
-"""What changed for the worse in a range of time, in sentences: hit rates that fell, prefill that rose, and engines that hit
-nothing where others do. Pure: no clock, no I/O.
+"""What changed for the worse in a range of time, in sentences: hit rates that fell, and prefill that rose. Pure.
 
-Each is watched over all engines, and of each engine. A sentence has the numbers that it rests on, from before and after; what
-happened to an engine just then; and the cause of computed tokens that grew most.
+Each is watched over all engines, and of each engine. A sentence has the numbers that it rests on, from before and after, and
+what happened to an engine just then.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import sqrt
 from typing import NamedTuple
 
 from kvtrail.tracer.liveness.markers import near
-from kvtrail.tracer.model.cause_words import in_sums
-from kvtrail.tracer.model.causes import REUSED, Cause
 from kvtrail.tracer.model.markers import Marker, MarkerKind
-from kvtrail.tracer.model.words import percent, some
-from kvtrail.tracer.savings.cause_sums import CAUSE, causes_of
+from kvtrail.tracer.model.words import percent
 from kvtrail.tracer.savings.minute_sums import SavingsRow
 from kvtrail.tracer.serve.api.status import Level, Place, Range, Statement
 
@@ -30,72 +25,40 @@ FALL, FELL_BY = 2.0, 0.1
 RISE, ROSE_BY = 1.5, 0.2
 """The computed share of the tokens asked for has risen if it is more than `RISE` times what it was, and more than `ROSE_BY`
 above it: the definition of the alert KvtrailPrefillJump, too."""
-NONE_OF = 0.1
-"""An engine hits next to nothing if its hit rate is less than this share of that of the others."""
-MOSTLY_NEW = 0.9
-"""Where this share of what an engine computed was new to it, no hit was possible."""
 LEAST_MINUTES = 5
 """Models that are served later than this after the first row are left out of the sums of all engines."""
-GREW = 0.05
-"""A cause is named if its share of the tokens asked for grew by this much."""
 BY_CHANCE = 3.0
 """A change of at most so many standard errors can be chance, where few requests show it: the best of many moments counts."""
 _BRIEFLY = {MarkerKind.DEATH: "died", MarkerKind.CONTACT_LOST: "lost contact", MarkerKind.END: "ended"}
 """What is named with a change, in a few words where the marker's own text is long."""
-_MEASURES = frozenset({"admissions", "asked", "local", "taken", "store_tokens"})
-_NO_HIT_POSSIBLE = (Cause.NEW, Cause.UNALIGNED)
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """Tokens of admitted requests."""
+class Sums(NamedTuple):
+    """Sums of admitted requests: their number, and their tokens: all that were asked for, those from vLLM's own cache, and
+    those from the connector."""
 
-    measures: Mapping[str, int]
-
-    def _of(self, measure: str) -> int:
-        return self.measures.get(measure, 0)
-
-    @property
-    def admissions(self) -> int:
-        """The admissions that they are of."""
-        return self._of("admissions")
-
-    @property
-    def asked(self) -> int:
-        """All of them."""
-        return self._of("asked")
+    admissions: int
+    asked: int
+    local: int
+    taken: int
 
     @property
     def wanted(self) -> int:
-        """Those that vLLM's own cache did not hold."""
-        return self.asked - self._of("local")
-
-    @property
-    def computed(self) -> int:
-        """Those that were to be computed."""
-        return max(0, self.wanted - self._of("taken"))
+        """The tokens that vLLM's own cache did not hold."""
+        return self.asked - self.local
 
     @property
     def hit_rate(self) -> float:
         """The connector's share of `wanted`."""
-        return self._of("taken") / self.wanted if self.wanted else 0.0
+        return self.taken / self.wanted if self.wanted else 0.0
 
     @property
     def computed_share(self) -> float:
-        """`computed` as a share of `asked`."""
-        return self.computed / self.asked if self.asked else 0.0
-
-    def causes(self) -> Counter[str]:
-        """The computed tokens by cause, where that is recorded."""
-        found: Counter[str] = Counter()
-        for name, tokens in causes_of(self.measures).items():
-            if (cause := name.partition(":")[0]) not in REUSED:
-                found[cause] += tokens
-        return found
+        """The tokens that were to be computed, as a share of those asked for."""
+        return max(0, self.wanted - self.taken) / self.asked if self.asked else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(NamedTuple):
     """Sums before a moment and from it on. Times are Unix seconds."""
 
     at_s: int
@@ -104,7 +67,7 @@ class Split:
 
 
 def of_sums(
-    rows: Iterable[SavingsRow],
+    rows: Sequence[SavingsRow],
     range_: Range,
     markers: Sequence[Marker],
     place: Place,
@@ -112,59 +75,45 @@ def of_sums(
     models: Mapping[str, str],
     step_s: int,
 ) -> list[Statement]:
-    """Statements about the sums of a range: what changed over all engines and of single ones, and engines without hits.
+    """Statements about the sums of a range: what changed over all engines, or else of single ones.
 
     Args:
         markers: what happened in the range.
         models: the engines' models, by id.
         step_s: how long a row is, in seconds.
     """
-    rows = [replace(row, measures=_needed(row.measures)) for row in rows]
     by_engine: dict[str, list[SavingsRow]] = {}
     for row in rows:
         by_engine.setdefault(row.engine, []).append(row)
-    watch = _Watch(range_, markers, place, step_s)
-    engines = {engine: list(_splits(of)) for engine, of in by_engine.items()}
     every = list(_splits(_since_the_beginning(rows, models)))
-    # A token that is no hit is computed: one change needs one sentence.
-    found = _changed(watch, _HITS_FELL, every, engines) or _changed(watch, _PREFILL_ROSE, every, engines)
-    return [*found, *_without_hits(rows, place, models)]
+    statements: list[Statement] = []
+    for worse in (_HITS_FELL, _PREFILL_ROSE):
+        if (whole := worse.largest(every)) is not None:
+            changed = {"": whole}
+        else:
+            largest = ((engine, worse.largest(_splits(of))) for engine, of in by_engine.items())
+            changed = {engine: split for engine, split in largest if split is not None}
+        for engine, split in changed.items():
+            of_engine = f" of engine {place(engine)}" if engine else ""
+            words = worse.words.format(of_engine, *map(percent, worse.of(split)))
+            at_ns = split.at_s * 10**9
+            found = near(markers, since_ns=at_ns, at_ns=at_ns, after_ns=step_s * 10**9)
+            text = f"{words} at {range_.at(at_ns)[: -len(':00')]}{_event(found, range_, place)}"
+            query = {"at": datetime.fromtimestamp(split.at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+            statements.append(
+                Statement(kind=worse.kind, level=Level.WARNING, text=text, at_ns=at_ns, page="overview", query=query)
+            )
+        if changed:  # a token that is no hit is computed: one change needs one sentence
+            break
+    return statements
 
 
-@dataclass(frozen=True, slots=True)
-class _Watch:
-    """What a sentence needs besides the sums."""
-
-    range_: Range
-    markers: Sequence[Marker]
-    place: Place
-    step_s: int
-
-    def at(self, at_s: int) -> str:
-        """The beginning of a row in words."""
-        return self.range_.at(at_s * 10**9)[: -len(":00")]
-
-    def event(self, at_s: int) -> str:
-        """What happened at a change, in words; empty if nothing is known to have."""
-        at_ns = at_s * 10**9
-        found = near(self.markers, since_ns=at_ns, at_ns=at_ns, after_ns=self.step_s * 10**9)
-        if not found:
-            return ""
-        best = found[0]
-        at = self.range_.at(best.at_ns)
-        return f", as engine {self.place(best.engine)} {_BRIEFLY.get(best.kind, best.text)} ({at})"
-
-    def statement(self, kind: str, text: str, at_s: int) -> Statement:
-        """A statement about a change."""
-        at = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return Statement(
-            kind=kind, level=Level.WARNING, text=text, at_ns=at_s * 10**9, page="overview", query={"at": at}
-        )
-
-
-def _needed(measures: Mapping[str, int]) -> dict[str, int]:
-    """The few measures of a row that are looked at: it is summed up for each moment of the range."""
-    return {name: value for name, value in measures.items() if name in _MEASURES or name.startswith(CAUSE)}
+def _event(found: Sequence[Marker], range_: Range, place: Place) -> str:
+    """What happened at a change, in words; empty if nothing is known to have."""
+    if not found:
+        return ""
+    best = found[0]
+    return f", as engine {place(best.engine)} {_BRIEFLY.get(best.kind, best.text)} ({range_.at(best.at_ns)})"
 
 
 def _since_the_beginning(rows: Sequence[SavingsRow], models: Mapping[str, str]) -> list[SavingsRow]:
@@ -183,14 +132,15 @@ def _splits(rows: Iterable[SavingsRow]) -> Iterator[Split]:
     stretches: dict[int, Counter[str]] = {}
     whole: Counter[str] = Counter()
     for row in rows:
-        stretches.setdefault(row.at_s, Counter()).update(row.measures)
-        whole.update(row.measures)
+        measures = {name: row.measures.get(name, 0) for name in Sums._fields}
+        stretches.setdefault(row.at_s, Counter()).update(measures)
+        whole.update(measures)
     before: Counter[str] = Counter()
     for at_s in sorted(stretches):
-        after = Counter({name: value - before[name] for name, value in whole.items()})
-        split = Split(at_s, Sums(dict(before)), Sums(after))
-        if min(split.before.wanted, split.after.wanted) >= ENOUGH_TOKENS:
-            yield split
+        earlier = Sums(*(before[name] for name in Sums._fields))
+        later = Sums(*(whole[name] - before[name] for name in Sums._fields))
+        if min(earlier.wanted, later.wanted) >= ENOUGH_TOKENS:
+            yield Split(at_s, earlier, later)
         before.update(stretches[at_s])
 
 
@@ -240,87 +190,3 @@ _PREFILL_ROSE = _Worse(
     lambda before, after: after > RISE * before and after - before > ROSE_BY,
     "Prefill{} rose from {} to {} of the tokens asked for",
 )
-
-
-def _changed(
-    watch: _Watch, worse: _Worse, every: Iterable[Split], engines: Mapping[str, Iterable[Split]]
-) -> list[Statement]:
-    """The statements about a change for the worse: of all engines together, or else of single ones."""
-    own = {engine: split for engine, of in engines.items() if (split := worse.largest(of))}
-    whole = worse.largest(every)
-    statements = []
-    for engine, split in own.items() if whole is None else [("", whole)]:
-        of = f" of engine {watch.place(engine)}" if engine else ""
-        only = ""
-        if not engine and len(own) == 1 < len(engines):
-            ((name, its),) = own.items()
-            only = ": of engine {} from {} to {}".format(watch.place(name), *map(percent, worse.of(its)))
-        words = worse.words.format(of, *map(percent, worse.of(split)))
-        text = f"{words} at {watch.at(split.at_s)}{watch.event(split.at_s)}{only}{_grown(split)}"
-        statements.append(watch.statement(worse.kind, text, split.at_s))
-    return statements
-
-
-def _without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str, str]) -> list[Statement]:
-    """Engines that hit next to nothing, where others with the same model and connector do. Where nobody stores, as between
-    engines that hand over, one of them has no hits by design."""
-    sums: dict[tuple[str, str], Counter[str]] = {}
-    for row in rows:
-        sums.setdefault((row.engine, row.connector), Counter()).update(row.measures)
-    storing: dict[tuple[str, str | None], dict[str, Counter[str]]] = {}
-    """By connector and model: the engines that an engine is compared with, if it is another one."""
-    for (engine, connector), measures in sums.items():
-        if measures["store_tokens"] and Sums(measures).wanted >= ENOUGH_TOKENS:
-            storing.setdefault((connector, models.get(engine)), {})[engine] = measures
-    wholes: dict[tuple[str, str | None], Counter[str]] = {}
-    for kind, engines in storing.items():
-        whole = wholes.setdefault(kind, Counter())
-        for measures in engines.values():
-            whole.update(measures)
-    statements = []
-    for (engine, connector), measures in sums.items():
-        own, kind = Sums(measures), (connector, models.get(engine))
-        if own.wanted < ENOUGH_TOKENS or kind not in wholes:
-            continue
-        others = Counter(wholes[kind])
-        if is_one := engine in storing[kind]:
-            others.subtract(measures)
-        theirs = Sums(others).hit_rate
-        if theirs < FELL_BY or own.hit_rate >= NONE_OF * theirs:
-            continue
-        causes = own.causes()
-        if causes and sum(causes[cause] for cause in _NO_HIT_POSSIBLE) >= MOSTLY_NEW * causes.total():
-            continue
-        text = (
-            f"Engine {place(engine)} has a hit rate of {percent(own.hit_rate)} in {some(own.wanted, 'token')} beyond vLLM's"
-            f" cache, and"
-            f" {some(len(storing[kind]) - is_one, 'other engine')} with {connector} {percent(theirs)}{_most(causes)}"
-        )
-        query = {"on": engine}
-        statements.append(
-            Statement(kind="no-hits", level=Level.WARNING, text=text, engine=engine, page="savings", query=query)
-        )
-    return statements
-
-
-def _grown(split: Split) -> str:
-    """The cause of computed tokens that grew most, in words; empty if it is not known."""
-    before, after = split.before.causes(), split.after.causes()
-    shares = {
-        cause: (after[cause] / split.after.asked, before[cause] / split.before.asked)
-        for cause in after
-        if split.after.asked and split.before.asked
-    }
-    cause = max(shares, key=lambda each: shares[each][0] - shares[each][1], default="unknown")
-    if cause == "unknown" or shares[cause][0] - shares[cause][1] < GREW:
-        return ""
-    now, then = shares[cause]
-    return f"; {percent(now)} of what was asked for {in_sums(cause)}, {percent(then)} before"
-
-
-def _most(causes: Counter[str]) -> str:
-    """The largest cause of computed tokens, in words; empty if it is not known."""
-    if not causes:
-        return ""
-    cause, tokens = causes.most_common(1)[0]
-    return "" if cause == "unknown" else f"; {percent(tokens / causes.total())} of what it computed {in_sums(cause)}"

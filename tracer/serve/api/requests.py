@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Response
+from msgspec import convert
 from msgspec.json import encode as _to_json
 from pydantic import BaseModel
 
-from kvtrail.tracer.events import ids
+from kvtrail.tracer.events import ids, semconv
 from kvtrail.tracer.events.cache_groups import declared, groups_of
 from kvtrail.tracer.events.events import Event, Handoff, Side, Unfamiliar
-from kvtrail.tracer.events.semconv import SCOPE
 from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.history.request_part import Recorded, cut
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ledger import clock_offset
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import FINAL, EngineState
-from kvtrail.tracer.model.findings import Unknown
-from kvtrail.tracer.serve.api.download import part_about
+from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.serve.api.filters import MAX_NS, Where
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process_state import Live
@@ -33,10 +32,12 @@ MAX_FINDINGS = 1000
 """Findings of one request that are shown."""
 MAX_IN_TIME = 4
 """Hand-offs of one request that are shown in time, with the request on the other side."""
-ENOUGH_CANDIDATES, MAX_CANDIDATES = 50, 500
-"""How many requests the similar ones are chosen from."""
-_AROUND_NS = (10**9, 10**10, 10**11, 10**12, 10**13, 10**14)
-"""How far around a request's start similar ones are looked for: ever further, until there are enough."""
+MAX_CANDIDATES = 250
+"""How many requests before and after one the similar ones are chosen from."""
+MAX_SPANS = 20_000
+"""Spans of other requests, beyond which only those that findings name are added."""
+MAX_NAMED = 100
+"""Spans that the findings of a request name and that are looked for elsewhere, and requests that these may belong to."""
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
@@ -194,19 +195,11 @@ def similar_requests(
 ) -> list[StoredRequest]:
     """The requests that one would be compared with among those of `engines`: near in time and about as long, the most
     similar first."""
-    found: list[StoredRequest] = []
     account = one.account()
-    at_ns = account["started_ns"]
-    for span_ns in _AROUND_NS:
-        found = reader.requests(
-            engines=engines, since_ns=max(0, at_ns - span_ns), before_ns=at_ns + span_ns + 1, limit=MAX_CANDIDATES
-        )
-        if len(found) > ENOUGH_CANDIDATES:
-            break
-    others = [
-        (_distance(account, other), each) for each in found if (other := each.account()) and each.body != one.body
-    ]
-    return [each for _, each in sorted(others, key=itemgetter(0))[:limit]]
+    before = reader.requests(engines=engines, before_ns=account["started_ns"] + 1, limit=MAX_CANDIDATES)
+    after = reader.requests(engines=engines, since_ns=account["started_ns"] + 1, limit=MAX_CANDIDATES)
+    others = [each for each in (*before, *after) if each.body != one.body]
+    return sorted(others, key=lambda each: _distance(account, each.account()))[:limit]
 
 
 def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
@@ -230,7 +223,7 @@ def timeline(account: dict[str, Any], spans: Sequence[Span], findings: list[dict
     for span, event in ordered:
         if event is not None:
             replayed.apply(event)
-        if isinstance(event, Unfamiliar) or (event is None and span.scope == SCOPE):
+        if isinstance(event, Unfamiliar) or (event is None and span.scope == semconv.SCOPE):
             continue
         steps.append(_step(span, event, replayed))
     missing = missing_of(event for _, event in ordered)
@@ -298,3 +291,47 @@ def _event(span: Span) -> Event | None:
         return decode.read(span)[0]
     except decode.MalformedSpan:
         return None
+
+
+def part_about(
+    reader: Reader,
+    account: StoredRequest,
+    findings: Sequence[Mapping[str, Any]],
+    *,
+    spans: Sequence[Span],
+    missing: int,
+) -> list[Span]:
+    """The `spans` of a request and the evidence for its findings. `missing` is how many of its events are missing."""
+    found = convert(findings, list[Finding])
+    recorded = Recorded(
+        verdict=Verdict(account["verdict"]),
+        unknown=None if account["unknown"] is None else Unknown[account["unknown"].upper()],
+        missing=missing,
+        findings=found,
+    )
+    evidence = {(span.trace_id, span.span_id): span for span in (*spans, *_evidence(reader, account, found, spans))}
+    ordered = sorted(evidence.values(), key=lambda span: span.end_ns)
+    return cut((account["engine"], account["request"]), ordered, recorded)
+
+
+def _evidence(reader: Reader, account: StoredRequest, findings: Iterable[Finding], spans: Sequence[Span]) -> list[Span]:
+    """What findings rest on besides the `spans` of their request: the spans that they name, and all of the requests that
+    these are of, since an account with holes decides nothing."""
+    own = {(span.trace_id, span.span_id) for span in spans}
+    named = {(witness.trace_id, witness.span_id): None for finding in findings for witness in finding.witness}
+    elsewhere = [each for each in named if each not in own][:MAX_NAMED]
+    evidence: list[Span] = []
+    seen = {(account["engine"], account["request"])}
+    for span in reader.spans_named(elsewhere) if elsewhere else ():
+        request = span.attributes.get(semconv.REQUEST_ID.key)
+        if request is None:
+            evidence.append(span)
+            continue
+        key = (span.resource.get(semconv.ENGINE_ID.key, ""), request)
+        if key in seen:
+            continue
+        seen.add(key)
+        room = MAX_SPANS - len(evidence)
+        other = reader.request(request, engine=key[0]) if room > 0 else None
+        evidence += [span] if other is None else filter(decode.is_ours, reader.spans_of(other, limit=room))
+    return evidence

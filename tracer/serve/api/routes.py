@@ -1,12 +1,12 @@
 """The HTTP API, which the dashboard, scripts and people read. `/docs` shows it in a browser.
 
-The routes of this file are about the tracer itself; `api_requests`, `api_ranges`, `api_lanes` and `api_status` have the
-others.
+The routes of this file are about the tracer itself and its engines; the other modules of the package have the others.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
@@ -15,10 +15,10 @@ from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 
 from kvtrail import __version__
-from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.detect.retained_blocks import KeptHandOff
 from kvtrail.tracer.rules import pages
 from kvtrail.tracer.serve.access import OnlyWithToken
-from kvtrail.tracer.serve.allowed_hosts import AllowedHosts, OnlyAllowedHosts
+from kvtrail.tracer.serve.allowed_hosts import OnlyAllowedHosts
 from kvtrail.tracer.serve.api import (
     changes,
     lanes,
@@ -26,11 +26,9 @@ from kvtrail.tracer.serve.api import (
     markers,
     ranges,
     requests,
-    status_route,
     waste,
 )
 from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines
-from kvtrail.tracer.serve.api.handoffs import handed_over
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.api.requests import Limit
@@ -46,9 +44,10 @@ from kvtrail.tracer.serve.tokens import Access
 from kvtrail.tracer.store import Reader, StoreError, damage
 
 UNAVAILABLE = 503
-MAX_RECORDERS = 500
-MAX_ENGINES = 500
-"""How many of the known recorders and engines are named."""
+SPAN = ("trace_id", "span_id", "parent_id", "name", "start_ns", "end_ns", "scope", "error", "attributes")
+"""What the api has of a span."""
+MAX_ROWS = 500
+"""How many of the known recorders, engines and pairs, and of what is kept, are named."""
 
 
 class Health(BaseModel):
@@ -113,13 +112,13 @@ def application(
     *,
     intake: Intake | None = None,
     sender: OutboxSender | None = None,
-    hosts: AllowedHosts | None = None,
+    allowed_hosts: Sequence[str] = ("*",),
     tokens: Access | None = None,
     tenants: TenantNames | None = None,
     limits: Limits = DEFAULTS,
 ) -> FastAPI:
-    """The ASGI application: API and metrics on one port, and OTLP where there is an `intake`. `hosts` are those that may
-    be asked for, by default all, `tokens` who may do what, and `tenants` how tenants are called."""
+    """The ASGI application: API and metrics on one port, and OTLP where there is an `intake`. `allowed_hosts` are those
+    that may be asked for, by default all, `tokens` who may do what, and `tenants` how tenants are called."""
     app = FastAPIOffline(  # its pages load nothing from anywhere else
         redoc_url=None,
         title="kvtrail tracer",
@@ -128,7 +127,7 @@ def application(
     )
     if tokens is not None:
         app.add_middleware(OnlyWithToken, tokens=tokens)
-    app.add_middleware(OnlyAllowedHosts, hosts=hosts or AllowedHosts(("*",)))
+    app.add_middleware(OnlyAllowedHosts, allowed=allowed_hosts)
     fresh = []
     if isinstance(process, Pipeline):
         intake = intake or Intake(process, most_bytes=limits.request_bytes)
@@ -162,9 +161,8 @@ def application(
     _add_routes(api, process, sender, reader)
     requests.add_routes(api, process, reader)
     names = tenants or TenantNames()
-    ranges.add_routes(api, reader, names)
+    ranges.add_routes(api, process, reader, names)
     waste.add_routes(api, reader, names)
-    status_route.add_routes(api, process, reader)
     lanes.add_routes(api, process, reader)
     markers.add_routes(api, process, reader)
     latency.add_routes(api, reader, names)
@@ -209,7 +207,7 @@ def _add_routes(api: APIRouter, process: Live, sender: OutboxSender | None, read
         names = reader.names()
         return [
             {**recorder.as_dict(), "engine_name": names.get(recorder.engine, recorder.engine)}
-            for recorder in most_telling[:MAX_RECORDERS]
+            for recorder in most_telling[:MAX_ROWS]
         ]
 
     @api.get("/health", summary="Whether the tracer is alive, which recorders it hears, and what is missing")
@@ -247,7 +245,7 @@ def _add_routes(api: APIRouter, process: Live, sender: OutboxSender | None, read
                     **resolver.engine(name),
                     "recorders": by_engine.get(name, []),
                 }
-                for name in sorted(named[:MAX_ENGINES])
+                for name in sorted(named[:MAX_ROWS])
             ],
             known=len(known),
             **handed_over(process, reader.names(), chosen),
@@ -268,10 +266,50 @@ def _add_routes(api: APIRouter, process: Live, sender: OutboxSender | None, read
 
     @api.get("/spans", summary="Spans in the order of their arrival")
     def spans(after: Annotated[int, Query(ge=0, le=MAX_NS)] = 0, limit: Limit = 500) -> list[dict[str, Any]]:
-        return [_numbered(number, span) for number, span in reader.tail(after=after, limit=limit)]
+        spans = reader.tail(after=after, limit=limit)
+        return [{"number": number, **{name: getattr(span, name) for name in SPAN}} for number, span in spans]
 
 
-def _numbered(number: int, span: Span) -> dict[str, Any]:
-    """A span, with its number in the order of arrival."""
-    names = ("trace_id", "span_id", "parent_id", "name", "start_ns", "end_ns", "scope", "error", "attributes")
-    return {"number": number, **{name: getattr(span, name) for name in names}}
+def handed_over(
+    process: Live, names: Mapping[str, str], chosen: Collection[str] | None
+) -> dict[str, list[dict[str, Any]]]:
+    """The `pairs` and what is `kept` of the chosen engines, the most first; None if all are chosen."""
+
+    def named(engine: str) -> str | None:
+        return names.get(engine, engine) or None
+
+    pairs: list[dict[str, Any]] = [
+        {
+            "giver": giver or None,
+            "giver_name": named(giver),
+            "taker": taker or None,
+            "taker_name": named(taker),
+            **flow.as_dict(),
+        }
+        for (giver, taker), flow in process.handoffs.flows.known()
+        if flow.handoffs and (chosen is None or giver in chosen or taker in chosen)
+    ]
+    pools = {recorder.engine: recorder.pool_blocks for recorder in process.recorders.values() if recorder.pool_blocks}
+    by_pair: dict[tuple[str, str, str], list[KeptHandOff]] = {}
+    for each in process.kept:
+        if chosen is None or each.engine in chosen:
+            by_pair.setdefault((each.engine, each.taker, each.state), []).append(each)
+    kept: list[dict[str, Any]] = [
+        {
+            "engine": engine,
+            "engine_name": named(engine),
+            "taker": taker or None,
+            "taker_name": named(taker),
+            "state": state,
+            "handoffs": len(held),
+            "tokens": sum(each.tokens for each in held),
+            "blocks": sum(each.blocks for each in held),
+            "pool_blocks": pools.get(engine),
+            "oldest_ns": (oldest := max(held, key=lambda each: each.age_ns)).age_ns,
+            "request": oldest.request,
+        }
+        for (engine, taker, state), held in by_pair.items()
+    ]
+    pairs.sort(key=lambda row: -row["handoffs"])
+    kept.sort(key=lambda row: -row["blocks"])
+    return {"pairs": pairs[:MAX_ROWS], "kept": kept[:MAX_ROWS]}

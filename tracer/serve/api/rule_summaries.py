@@ -47,8 +47,6 @@ class RuleSummary(FindingCounts):
     first_ns: int
     last_ns: int
     """When the rule's findings were first and last seen, over all time and whatever the range."""
-    new_since_ns: int | None
-    """When the engines of a service and model were last deployed, if those have the rule's findings since then only."""
 
 
 def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilter) -> list[RuleSummary]:
@@ -69,7 +67,7 @@ def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilt
         {**each, "is_known": known.of(place_of(each)) is not None}
         for each in resolver.impacts(reader.findings_in_brief(which, limit=LOOKED_AT))
     ]
-    times = _times(_meeting(which, reader.sightings()), resolver)
+    times = _times(_meeting(which, reader.sightings()))
     summaries = []
     for rule, number in counts.items():
         own = [each for each in findings if each["rule"] == rule]
@@ -87,7 +85,7 @@ def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilt
     return by_weight(summaries)
 
 
-_UNTIMED: dict[str, Any] = {"first_ns": 0, "last_ns": 0, "new_since_ns": None}
+_UNTIMED = {"first_ns": 0, "last_ns": 0}
 
 
 def _meeting(which: FindingFilter, sightings: Iterable[Sighting]) -> list[Sighting]:
@@ -104,26 +102,13 @@ def _meeting(which: FindingFilter, sightings: Iterable[Sighting]) -> list[Sighti
     ]
 
 
-def _times(sightings: Iterable[Sighting], resolver: OutcomeResolver) -> dict[str, dict[str, Any]]:
-    """By rule: when it was first and last seen, and since which deploy it is new: the latest one of engines that did not have
-    the rule's findings before it."""
+def _times(sightings: Iterable[Sighting]) -> dict[str, dict[str, int]]:
+    """By rule: when it was first and last seen."""
     by_rule: dict[str, list[Sighting]] = {}
-    firsts: dict[tuple[str, tuple[str, ...]], int] = {}
     for each in sightings:
         by_rule.setdefault(each.place.rule, []).append(each)
-        key = (each.place.rule, resolver.group(each.place.engine))
-        firsts[key] = min(firsts.get(key, each.first_ns), each.first_ns)
-    new: dict[str, int] = {}
-    for (rule, group), first_ns in firsts.items():
-        deployed_ns = resolver.deploys.get(group)
-        if deployed_ns is not None and first_ns >= deployed_ns:
-            new[rule] = max(new.get(rule, 0), deployed_ns)
     return {
-        rule: {
-            "first_ns": min(each.first_ns for each in some),
-            "last_ns": max(each.last_ns for each in some),
-            "new_since_ns": new.get(rule),
-        }
+        rule: {"first_ns": min(each.first_ns for each in some), "last_ns": max(each.last_ns for each in some)}
         for rule, some in by_rule.items()
     }
 

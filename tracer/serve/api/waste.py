@@ -1,5 +1,5 @@
-"""API route about waste: what was computed although a cache had held it, by tenant, model, engine, cause and prefix, and by
-the requests that did."""
+"""API route about waste: what was computed although a cache had held it, by tenant and prefix, and by the
+requests that did."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from kvtrail.tracer.model.causes import REUSED
@@ -15,7 +15,7 @@ from kvtrail.tracer.model.grouping import By
 from kvtrail.tracer.savings.cause_sums import causes_of
 from kvtrail.tracer.savings.minute_sums import interval_s
 from kvtrail.tracer.savings.sums import prefill_rates
-from kvtrail.tracer.savings.waste import WASTED, Waste, WasteFilter, WasteSum, grouped
+from kvtrail.tracer.savings.waste import Waste, WasteFilter, WasteSum, grouped
 from kvtrail.tracer.serve.api.filters import ChosenEngines, Moment, moments
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Reader
@@ -40,12 +40,8 @@ class WasteReport(BaseModel):
     computed: int
     """All computed tokens of the range and the chosen engines, for whatever cause, tenant or prefix."""
     whole: dict[str, Any]
-    by_cause: list[dict[str, Any]]
-    """By `cause` and `tier`, the cache that lost them."""
     by_tenant: list[dict[str, Any]]
     """By `tenant`, with its `tenant_name`, null if it has none (`kvtrail serve --tenants`)."""
-    by_model: list[dict[str, Any]]
-    by_engine: list[dict[str, Any]]
     by_prefix: list[dict[str, Any]]
     """The 25 most expensive prefixes: the hash of the first lost block (`prefix`), which begins at the token `start`."""
     requests: list[dict[str, Any]]
@@ -59,18 +55,16 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
 
     @api.get("/waste", summary="What was computed although a cache had held it: by whom, and which requests")
     def waste(
-        chosen: ChosenEngines, tenant: str = "", cause: str = "",
+        chosen: ChosenEngines, tenant: str = "",
         prefix: Annotated[str, Query(description="as `by_prefix` names it")] = "",
         since_ns: Moment = None, until_ns: Moment = None,
     ) -> WasteReport:  # fmt: skip
-        if cause and cause not in WASTED:
-            raise HTTPException(422, f"{cause!r} is no cause of waste; there are: {', '.join(WASTED)}")
         since, until = moments(since_ns, until_ns)
         step_ns = interval_s(since, until) * 10**9
         since, until = since // step_ns * step_ns, -(-until // step_ns) * step_ns
         rows = reader.savings(since_ns=since, until_ns=until, stretch_s=(until - since) // 10**9)
         which = WasteFilter(
-            since_ns=since, until_ns=until, tenant=tenant, cause=cause, engines=chosen,
+            since_ns=since, until_ns=until, tenant=tenant, engines=chosen,
             prefixes=[prefix] if prefix else None,
         )  # fmt: skip
         start = reader.wasted_from(which, limit=MOST_ROWS)
@@ -89,7 +83,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
             found = grouped(sums, of, engine=0, rates=rates)
             return [{**dict(zip(labels, group, strict=True)), **asdict(waste)} for group, waste in found.items()]
 
-        every = reader.wasted([By.ENGINE, By.TENANT, By.CAUSE, By.TIER], which, limit=MOST_GROUPS)
+        every = reader.wasted([By.ENGINE, By.TENANT], which, limit=MOST_GROUPS)
         of_tenants = listed(every, ["tenant"], lambda of: (of[1],))[:SHOWN_GROUPS]
         # Prompts whose hashes are not known have a prefix without a name: it is left out.
         top = [name for each in reader.wasted([By.PREFIX], which, limit=MOST_PREFIXES + 1) if (name := each.of[0])]
@@ -102,10 +96,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
             covered_from_ns=start,
             computed=computed,
             whole=next(iter(listed(every, [], lambda of: ())), asdict(Waste())),
-            by_cause=listed(every, ["cause", "tier"], lambda of: of[2:4])[:SHOWN_GROUPS],
-            by_tenant=[{**each, "tenant_name": tenants.of(each["tenant"])} for each in of_tenants],
-            by_model=listed(every, ["model"], lambda of: (known.get(of[0], {}).get("model", ""),))[:SHOWN_GROUPS],
-            by_engine=listed(every, ["engine"], lambda of: of[:1])[:SHOWN_GROUPS],
+            by_tenant=[{**each, "tenant_name": tenants.content.get(each["tenant"])} for each in of_tenants],
             by_prefix=listed(prefixes, ["prefix"], lambda of: of[1:]),
             requests=listed(requests, ["engine", "request", "prefix"], lambda of: of),
             engine_names={name: known[name]["name"] for name in {each.of[0] for each in every} if name in known},

@@ -29,21 +29,14 @@ class Series:
         self._engines: set[str] = set()
         self._connectors: set[str] = set()
         self._by_engine: dict[str, dict[tuple[Any, ...], Any]] = {}
-        self._pairs: set[tuple[str, str]] = set()
 
     def connector(self, name: str) -> str:
         """The label of a connector."""
         return _label(name, self._connectors, MAX_CONNECTORS)
 
-    def is_new(self, engine: str, connector: str) -> bool:
-        """Whether this connector of this engine is seen for the first time."""
-        if (engine, connector) in self._pairs:
-            return False
-        pair = (self._engine(engine), self.connector(connector))
-        if pair in self._pairs:
-            return False
-        self._pairs.add(pair)
-        return True
+    def has(self, metric: Metric, engine: str, *labels: str) -> bool:
+        """Whether there is a series of an engine with these further labels."""
+        return (metric, *labels) in self._by_engine.get(self._engine(engine), {})
 
     def at(self, metric: Metric, engine: str, *labels: str) -> Any:
         """The series of an engine with these further labels, in the metric's order."""
@@ -70,7 +63,6 @@ class Series:
         """Remove all series of an engine. Those that share `other` stay."""
         for metric, *labels in self._by_engine.pop(engine, {}):
             metric.remove(engine, *labels)
-        self._pairs = {pair for pair in self._pairs if pair[0] != engine}
         self._engines.discard(engine)
 
     def _engine(self, name: str) -> str:

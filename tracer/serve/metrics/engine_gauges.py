@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.detect.detector import Detector
@@ -14,8 +14,6 @@ GAUGES = {
     "engine_last_received_timestamp_seconds": ("Arrival of an engine's latest span.", ()),
     "engine_recorders": ("Recorders of an engine that have not ended.", ()),
     "events_outstanding": ("Events with a known number that have not arrived.", ()),
-    "recorder_untold": ("What an engine's recorders could not record.", ()),
-    "recorder_probes_off": ("Probes of connectors that have switched themselves off.", ()),
     "open_loads": ("Asynchronous loads that have not been received.", ()),
     "open_load_oldest_seconds": ("Age of the oldest open load, or 0.", ()),
     "overdue_loads": ("Open loads that are late: findings of `stuck-load`.", ("known",)),
@@ -30,20 +28,24 @@ GAUGES = {
 }
 """By name: what a gauge shows, and its labels besides `engine`. Ages are by the engine's own clock: nothing of an engine that
 has stopped reporting ages."""
-_OF_STATES = tuple(name for name, (_, labels) in GAUGES.items() if labels == ("state",))
 KNOWN, NOT_KNOWN = "true", "false"
-_NOT_ALWAYS = ("pool_blocks",)
-"""Gauges without a series where no recorder says the number."""
 _LATE_LOAD, _LATE_FREE = "stuck-load", "late-free"
 """The rules with findings that are shown as long as what they found lasts."""
 Values = dict[tuple[str, ...], float]
 """The values of gauges by name and labels."""
 
 
-def _zeros() -> Values:
-    names = [name for name, (_, labels) in GAUGES.items() if not labels and name not in _NOT_ALWAYS]
-    overdue = [(name, label) for name in ("overdue_loads", "overdue_frees") for label in (KNOWN, NOT_KNOWN)]
-    return dict.fromkeys([*((name,) for name in names), *overdue], 0.0)
+_LABELS: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {
+    (): ((),),
+    ("known",): ((KNOWN,), (NOT_KNOWN,)),
+    ("state",): tuple((each,) for each in KeptFor),
+}
+
+
+def _zeros(*kinds: tuple[str, ...]) -> Values:
+    """Gauges with these labels, at 0; but for the pool, of which a recorder may not say how large it is."""
+    names = {name: labels for name, (_, labels) in GAUGES.items() if labels in kinds and name != "pool_blocks"}
+    return {(name, *each): 0.0 for name, labels in names.items() for each in _LABELS[labels]}
 
 
 @dataclass(slots=True)
@@ -60,22 +62,11 @@ class EngineGauges:
     engine: str
     info: tuple[str, ...] = ("",) * len(INFO)
     heard_ns: int = 0
-    values: Values = field(default_factory=_zeros)
+    values: Values = field(default_factory=lambda: _zeros((), ("known",)))
 
     def add(self, name: str, amount: float, *labels: str) -> None:
         """Add to a gauge."""
         self.values[name, *labels] += amount
-
-    def add_overdue(self, name: str, known: Iterable[bool]) -> None:
-        """Count something overdue, by whether it is known."""
-        for is_known in known:
-            self.add(name, 1, KNOWN if is_known else NOT_KNOWN)
-
-    def begin_kept(self) -> None:
-        """Begin the gauges of what it keeps for others at 0, for whatever it is kept: one that was shown may be 0 now."""
-        for name in _OF_STATES:
-            for kept_for in KeptFor:
-                self.values.setdefault((name, kept_for), 0.0)
 
     def raise_to(self, name: str, value: float, *labels: str) -> None:
         """Raise a gauge to this value, if it is lower."""
@@ -85,7 +76,7 @@ class EngineGauges:
 def engine_gauges(
     recorders: Iterable[RecorderState],
     detector: Detector,
-    kept: Iterable[KeptHandOff],
+    kept: Sequence[KeptHandOff],
     is_known: Callable[[Finding], bool],
 ) -> list[EngineGauges]:
     """The gauges of every engine that has a recorder; `kept` are the hand-offs with kept blocks, and `is_known` says
@@ -98,8 +89,6 @@ def engine_gauges(
         state.raise_to("engine_last_received_timestamp_seconds", state.heard_ns / 1e9)
         state.add("engine_recorders", recorder.contact in (Contact.RUNNING, Contact.LOST))
         state.add("events_outstanding", recorder.missing)
-        state.add("recorder_untold", sum(recorder.untold.values()))
-        state.add("recorder_probes_off", len(recorder.probes_off))
         if recorder.pool_blocks is not None:
             state.raise_to("pool_blocks", recorder.pool_blocks)
     for account, now_ns in detector.waiting():
@@ -110,20 +99,27 @@ def engine_gauges(
         if evidence.loading is not None and account.ended_ns is None:
             waiting.add("open_loads", 1)
             waiting.raise_to("open_load_oldest_seconds", (now_ns - evidence.loading.end_ns) / 1e9)
-            waiting.add_overdue("overdue_loads", [each for rule, each in late if rule == _LATE_LOAD])
+            _add_overdue(waiting, "overdue_loads", _LATE_LOAD, late)
         if evidence.end is not None:
             held = evidence.end.blocks_ids or ()
             waiting.add("kept_requests", 1)
             waiting.add("kept_blocks", len(held) or (0 if evidence.blocks is None else evidence.blocks.held))
             waiting.raise_to("kept_oldest_seconds", (now_ns - evidence.end.end_ns) / 1e9)
-            waiting.add_overdue("overdue_frees", [each for rule, each in late if rule == _LATE_FREE])
-    for (giver, _), _ in detector.handoffs.flows.known():
-        if giver in states:
-            states[giver].begin_kept()
+            _add_overdue(waiting, "overdue_frees", _LATE_FREE, late)
+    # One that was shown may be 0 now: they begin at 0, for whatever is kept.
+    keepers = {giver for (giver, _), _ in detector.handoffs.flows.known()} | {each.engine for each in kept}
+    for engine in keepers & states.keys():
+        states[engine].values |= _zeros(("state",))
     for each in kept:
         if (keeper := states.get(each.engine)) is not None:
-            keeper.begin_kept()
             keeper.add("handoffs_kept", 1, each.state)
             keeper.add("handoffs_kept_blocks", each.blocks, each.state)
             keeper.raise_to("handoffs_kept_oldest_seconds", each.age_ns / 1e9, each.state)
     return list(states.values())
+
+
+def _add_overdue(of: EngineGauges, name: str, rule: str, late: Iterable[tuple[str, bool]]) -> None:
+    """Count what findings of a rule say is overdue, by whether it is known."""
+    for found, is_known in late:
+        if found == rule:
+            of.add(name, 1, KNOWN if is_known else NOT_KNOWN)

@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -28,11 +27,8 @@ from kvtrail.tracer.events.events import (
     BlockCheck,
     CutOff,
     Event,
-    Evict,
     Load,
-    LoadError,
     Lookup,
-    Plan,
     Received,
     RequestEnd,
     Store,
@@ -72,21 +68,6 @@ LOOKS = frozenset({"computed", "loaded", "admitted", "held"})
 FIRST, RESUMED = "first", "resumed"
 _CONNECTOR = ("engine", "connector")
 _EPOCH = (*_CONNECTOR, "epoch")
-
-TRANSPORTS = ("grpc", "http")
-
-
-class Rejected(StrEnum):
-    """Why a request is turned away."""
-
-    BUSY = "busy"
-    CONNECTIONS = "connections"
-    TOO_LARGE = "too_large"
-    SLOW = "slow"
-    CUT_OFF = "cut_off"
-    MALFORMED = "malformed"
-    STORE = "store"
-
 
 Checks = Mapping[tuple[str, Verdict], int]
 """How often each rule, by its id, reached each verdict."""
@@ -195,7 +176,6 @@ class Metrics:
         self.spans_foreign = counter("spans_foreign", "Spans received that no kvtrail recorder wrote.")
         self.spans_repeated = counter("spans_repeated", "Spans received again, and stored once.")
         self.spans_malformed = counter("spans_malformed", "Spans in kvtrail's scope that no recorder would write.")
-        self.spans_refused = counter("spans_refused", "Spans that could not be read at all, and were not stored.")
         self.unfamiliar = counter(
             "unfamiliar", "What only another version of kvtrail knows: spans, and attributes.", ("engine", "what")
         )
@@ -223,11 +203,6 @@ class Metrics:
         self._rejected = counter(
             "rejected", "OTLP requests that were turned away, by the reason.", ("transport", "reason")
         )
-        for transport in TRANSPORTS:
-            for why in Rejected:
-                self._rejected.labels(transport, why)
-        self.trace_file_lost = counter("trace_file_lost", "Requests that are stored, and missing in the trace file.")
-        self.trace_file_waiting = gauge("trace_file_waiting_bytes", "Bytes of requests that wait to be copied.")
         self.ingest_seconds = histogram(
             "ingest_duration_seconds", "Time from a batch's arrival until it is stored.", buckets=CALL_SECONDS
         )
@@ -253,6 +228,8 @@ class Metrics:
         self._gauges = {name: gauge(name, text, ("engine", *labels)) for name, (text, labels) in GAUGES.items()}
 
         # An alert sees no increase in a series that begins at 1.
+        self._of_loads = self.load_tokens, self.load_bytes, self.load_seconds
+        self._of_stores = self.store_tokens, self.store_bytes, self.store_seconds
         moved = (self.load_tokens, self.load_bytes, self.store_tokens, self.store_bytes)
         by_epoch = (self.admissions, self.queried, self.local, self.recomputed)
         self._begin_at_0: list[tuple[Counter, tuple[str, ...]]] = [
@@ -275,8 +252,9 @@ class Metrics:
         """Add a gauge that is read when Prometheus scrapes."""
         Gauge(name, text, namespace="kvtrail", registry=self.registry).set_function(read)
 
-    def count_rejected(self, transport: str, why: Rejected) -> None:
-        """Count a request that was turned away."""
+    def count_rejected(self, transport: str, why: str) -> None:
+        """Count a request that was turned away: `busy`, `connections`, `too_large`, `slow`, `cut_off`, `malformed` or
+        `store` (nothing can be stored)."""
         self._rejected.labels(transport, why).inc()
 
     def watch_checks(self, checks: Callable[[], Checks], reasons: Callable[[], Reasons]) -> None:
@@ -345,7 +323,7 @@ class Metrics:
                 except Exception as error:
                     self.internal_errors.count(Where.METRICS, error, f"span {event.span_id} is not counted in full")
         for ended in handed_over:
-            self._count_handed_over(ended, batch[ended.event.engine, ended.event.connector])
+            batch[ended.event.engine, ended.event.connector].add(self.handoffs, 1, ended.side, ended.outcome)
         for (engine, connector), counts in batch.items():
             self._add(engine, connector, counts)
 
@@ -381,9 +359,6 @@ class Metrics:
             usable = min(lookup.matched, lookup.total - 1)
             counts.add(self.recomputed, max(0, usable - lookup.computed - alloc.allocated), epoch)
 
-    def _count_handed_over(self, ended: HandedOver, counts: _Counts) -> None:
-        counts.add(self.handoffs, 1, ended.side, ended.outcome)
-
     def _count_lookup(self, event: Lookup, counts: _Counts) -> None:
         answer = "later" if event.returned is None else "hit" if event.returned else "miss"
         counts.add(self.lookups, 1, "error" if event.error else answer)
@@ -392,25 +367,15 @@ class Metrics:
             counts.add(self.healed, 1)
 
     def _count_copy(self, event: Load | Store, counts: _Counts) -> None:
-        load, store = (
-            (self.load_tokens, self.load_bytes, self.load_seconds),
-            (self.store_tokens, self.store_bytes, self.store_seconds),
-        )
-        tokens, bytes_, seconds = load if isinstance(event, Load) else store
+        tokens, bytes_, seconds = self._of_loads if isinstance(event, Load) else self._of_stores
         counts.add(tokens, event.count)
         counts.add(bytes_, event.bytes or 0)
         if event.end_ns > event.start_ns:  # a log line has one moment only
             counts.time(seconds, event, event.end_ns - event.start_ns)
 
-    def _count_plan(self, event: Plan, counts: _Counts) -> None:
-        self._transfers.begin(event)
-
     def _count_transfer_end(self, event: TransferEnd, counts: _Counts) -> None:
         if (transfer := self._transfers.end(event)) is not None:
             counts.time(self.load_seconds if transfer.is_load else self.store_seconds, event, transfer.lasted_ns)
-
-    def _count_load_error(self, event: LoadError, counts: _Counts) -> None:
-        counts.add(self.load_failures, 1, "blocks")
 
     def _count_block_check(self, event: BlockCheck, counts: _Counts) -> None:
         look = event.check_look if event.check_look in LOOKS else OTHER
@@ -424,17 +389,14 @@ class Metrics:
         if event.failed:
             counts.add(self.load_failures, 1, "completion")
 
-    def _count_evict(self, event: Evict, counts: _Counts) -> None:
-        counts.add(self.evicted, 1)
-
     def _count_end(self, event: RequestEnd | CutOff, counts: _Counts) -> None:
         outcome = event.outcome or "unknown"
         counts.add(self.requests, 1, outcome if outcome in OUTCOMES else OTHER)
 
     def _add(self, engine: str, connector: str, counts: _Counts) -> None:
         """Add a batch's counts to the series of a connector. If it is new, its series begin at 0."""
-        is_new, label = self._series.is_new(engine, connector), self._series.connector(connector)
-        if is_new:
+        label = self._series.connector(connector)
+        if not self._series.has(self.healed, engine, label):
             for metric, labels in self._begin_at_0:
                 self._series.at(metric, engine, label, *labels)
             self.count_lost(engine)
@@ -499,13 +461,13 @@ _COUNT: dict[str, Callable[..., None]] = {
     Kind.LOOKUP: Metrics._count_lookup,
     Kind.LOAD: Metrics._count_copy,
     Kind.STORE: Metrics._count_copy,
-    Kind.LOAD_PLAN: Metrics._count_plan,
-    Kind.STORE_PLAN: Metrics._count_plan,
+    Kind.LOAD_PLAN: lambda self, event, counts: self._transfers.begin(event),
+    Kind.STORE_PLAN: lambda self, event, counts: self._transfers.begin(event),
     Kind.TRANSFER_END: Metrics._count_transfer_end,
-    Kind.LOAD_ERROR: Metrics._count_load_error,
+    Kind.LOAD_ERROR: lambda self, event, counts: counts.add(self.load_failures, 1, "blocks"),
     Kind.BLOCK_CHECK: Metrics._count_block_check,
     Kind.RECEIVED: Metrics._count_received,
-    Kind.EVICT: Metrics._count_evict,
+    Kind.EVICT: lambda self, event, counts: counts.add(self.evicted, 1),
     Kind.REQUEST: Metrics._count_end,
     Kind.CUT_OFF: Metrics._count_end,
 }

@@ -197,7 +197,6 @@ class Engines:
             self._metrics.internal_errors.count(Where.DECODE, error, "a span is stored and not judged")
             error.__traceback__ = None  # which keeps the request, and the call that brought it
         if (refused := came.refused) is not None:
-            self._metrics.spans_refused.inc(refused.spans)
             logger.warning("%s spans could not be read and were not stored: %s", refused.spans, refused.reason)
 
     def _is_new(self, name: str, what: str) -> bool:

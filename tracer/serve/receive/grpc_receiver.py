@@ -18,7 +18,7 @@ from google.rpc.status_pb2 import Status
 from kvtrail.tracer.serve.access import Tls, TokenInterceptor
 from kvtrail.tracer.serve.bind_address import address, bound
 from kvtrail.tracer.serve.limits import MIB, RETRY_S
-from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
+from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.intake import ANNOUNCED, Busy, Intake, TooLarge
 from kvtrail.tracer.serve.tokens import Access
 from kvtrail.tracer.store import StoreError
@@ -68,16 +68,16 @@ class GrpcReceiver:
             try:
                 return intake.take(message, _encoding_of(message), transport="grpc").SerializeToString()
             except Busy as error:
-                rejected(Rejected.BUSY)
+                rejected("busy")
                 _ask_again(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             except TooLarge as error:
-                rejected(Rejected.TOO_LARGE)
+                rejected("too_large")
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"larger than max: {error}")
             except StoreError as error:
-                rejected(Rejected.STORE)
+                rejected("store")
                 _ask_again(context, grpc.StatusCode.UNAVAILABLE, str(error))
             except ValueError as error:
-                rejected(Rejected.MALFORMED)
+                rejected("malformed")
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("an aborted call goes on")
 

@@ -18,7 +18,7 @@ from google.rpc.status_pb2 import Status
 from starlette.requests import ClientDisconnect
 
 from kvtrail.tracer.serve.limits import RETRY_S, Limits
-from kvtrail.tracer.serve.metrics.metrics import Metrics, Rejected
+from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.intake import ANNOUNCED, Busy, Intake, TooLarge
 from kvtrail.tracer.store import StoreError
 
@@ -63,13 +63,13 @@ def http_routes(intake: Intake, metrics: Metrics, limits: Limits) -> APIRouter:
     async def traces(request: Request) -> Response:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
-        def refused(code: int, why: Rejected, error: object, *, close: bool = False) -> Response:
+        def refused(code: int, why: str, error: object, *, close: bool = False) -> Response:
             metrics.count_rejected("http", why)
             return _refused(code, str(error), content_type, close=close)
 
         if content_type not in ("application/x-protobuf", "application/json"):
             wanted = f"content type {content_type!r}: send application/x-protobuf or application/json"
-            return refused(415, Rejected.MALFORMED, wanted, close=True)
+            return refused(415, "malformed", wanted, close=True)
         is_json = content_type == "application/json"
         encoding = request.headers.get("content-encoding", "").strip().lower()
         body = bytearray()
@@ -80,18 +80,18 @@ def http_routes(intake: Intake, metrics: Metrics, limits: Limits) -> APIRouter:
                 take = partial(intake.take, body, encoding, transport="http", is_json=is_json)
                 answer = await to_thread.run_sync(take, limiter=workers)
         except Busy as error:
-            return refused(429, Rejected.BUSY, error, close=True)
+            return refused(429, "busy", error, close=True)
         except TimeoutError:
             late = f"the body did not arrive within {limits.receive_seconds} s"
-            return refused(408, Rejected.SLOW, late, close=True)
+            return refused(408, "slow", late, close=True)
         except ClientDisconnect:
-            return refused(400, Rejected.CUT_OFF, "the sender went away", close=True)
+            return refused(400, "cut_off", "the sender went away", close=True)
         except TooLarge as error:
-            return refused(413, Rejected.TOO_LARGE, error, close=True)
+            return refused(413, "too_large", error, close=True)
         except StoreError as error:
-            return refused(503, Rejected.STORE, error)
+            return refused(503, "store", error)
         except (ValueError, RecursionError) as error:
-            return refused(400, Rejected.MALFORMED, error)
+            return refused(400, "malformed", error)
         finally:
             body.clear()  # whatever still refers to it
         encoded = MessageToJson(answer, indent=None) if is_json else answer.SerializeToString()

@@ -32,7 +32,7 @@ class KnownHere:
 
     def has(self, finding: Finding) -> bool:
         """Whether this finding is known."""
-        now_ns, known = time.time_ns(), self._file.known
+        now_ns, known = time.time_ns(), self._file.content
         if self._now is None or known is not self._known or now_ns >= self._now.until_ns:
             self._known, self._now = known, KnownFindings(known, listed(self._engines, {}), at_ns=now_ns)
         return self._now.of(Place(finding.rule, finding.engine, finding.connector)) is not None

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from pathlib import Path
 
 from kvtrail.tracer.detect.detector import GRACE_NS, MAX_REQUESTS, Detector
 from kvtrail.tracer.detect.pairs import Heard
@@ -20,7 +18,6 @@ from kvtrail.tracer.detect.retained_blocks import KeptHandOff
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
-from kvtrail.tracer.model.findings import Unknown, Verdict
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
@@ -28,10 +25,9 @@ from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.engines import Engines
 from kvtrail.tracer.serve.receive.judging import Clock, Judge
 from kvtrail.tracer.serve.receive.known import KnownHere
-from kvtrail.tracer.serve.receive.receiving import ReceivedRequest, Receiver
+from kvtrail.tracer.serve.receive.receiving import Receiver
 from kvtrail.tracer.serve.receive.recovery import Recovery
 from kvtrail.tracer.serve.receive.storing import Storage
-from kvtrail.tracer.serve.receive.trace_copy import TraceCopy
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
@@ -57,7 +53,6 @@ class Pipeline:
         writer: SqliteWriter,
         metrics: Metrics,
         *,
-        trace_file: Path | None = None,
         finding_log: FindingLog | None = None,
         known_findings: KnownFindingsFile | None = None,
         max_requests: int = MAX_REQUESTS,
@@ -100,10 +95,9 @@ class Pipeline:
             rows_every_ns=rows_every_ns,
         )
         self.recovery = Recovery(writer, self.judge, self.storage, lock)
-        self._trace_file = None if trace_file is None else TraceCopy(trace_file, metrics)
         if resume:
             self.resume()
-        metrics.watch_checks(self.checks, self.unknown)
+        metrics.watch_checks(self.judge.checks, self.judge.unknown)
         metrics.watch("requests_open", "Requests that have started and not ended.", self._open_requests)
 
     def ingest(self, payload: bytes, *, transport: str) -> Refused | None:
@@ -130,7 +124,8 @@ class Pipeline:
             rows = self.storage.rows_are_due()
             self.storage.commit(came, engines, rows=rows)
             self._receiver.confirm(came)
-            self._publish(came)
+            self.last_received_ns = time.time_ns()
+            self.engines.count(came, now_ns=self.last_received_ns)
         self.metrics.ingest_seconds.observe(time.perf_counter() - started_s)
         return came.refused
 
@@ -189,23 +184,14 @@ class Pipeline:
         self.judge.is_closing = True
 
     def close(self) -> None:
-        """Write what is left, and close the trace file and the store."""
+        """Write what is left, and close the store."""
         with suppress(StoreError):
             with self._lock:
                 self._update_launches()
             self.storage.write_rows()
             self.storage.write_launches()
         with self._lock:
-            if self._trace_file is not None:
-                self._trace_file.close()
             self.storage.close()
-
-    def _publish(self, came: ReceivedRequest) -> None:
-        """Count a stored batch, and pass it to the trace file."""
-        self.last_received_ns = time.time_ns()
-        self.engines.count(came, now_ns=self.last_received_ns)
-        if self._trace_file is not None:
-            self._trace_file.write(came.payload)
 
     def _update_launches(self) -> None:
         if not self.judge.is_behind:  # what was lost with an engine is known once its requests are
@@ -259,9 +245,3 @@ class Pipeline:
 
     def running(self) -> set[str]:
         return self.engines.running()
-
-    def checks(self) -> Counter[tuple[str, Verdict]]:
-        return self.judge.checks()
-
-    def unknown(self) -> Counter[tuple[str, Unknown]]:
-        return self.judge.unknown()

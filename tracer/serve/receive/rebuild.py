@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from kvtrail.tracer.detect.detector import GRACE_NS
@@ -13,8 +12,8 @@ from kvtrail.tracer.store import StoreInUse
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 
-def rebuild(path: Path, *, on_spans: Callable[[int], None] = lambda spans: None) -> int:
-    """Drop what was derived, and judge the log again; returns how many spans it has. `on_spans` hears how many are left.
+def rebuild(path: Path) -> int:
+    """Drop what was derived, and judge the log again; returns how many spans it has.
 
     Where it is ended before, the next start of a tracer goes on with it.
 
@@ -34,7 +33,6 @@ def rebuild(path: Path, *, on_spans: Callable[[int], None] = lambda spans: None)
     def judged(number: int) -> None:
         clock.now_ns = max(clock.now_ns, writer.ended_ns(number + 1))
         pipeline.tidy()
-        on_spans(pipeline.spans_behind)
 
     try:
         pipeline.resume(judged)

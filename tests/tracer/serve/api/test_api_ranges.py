@@ -79,7 +79,6 @@ def test_what_changed_at_a_moment(api: Tracer) -> None:
     before, after = answer["before"], answer["after"]
     assert (before["since_ns"], before["until_ns"]) == (began_ns, began_ns + 60 * 10**9)
     assert (after["since_ns"], after["until_ns"]) == (began_ns + 60 * 10**9, began_ns + 120 * 10**9)
-    assert before["requests_seen"] == 2, "both began in the first minute"
     changed = {each["measure"]: each["whole"] for each in answer["changes"]}
     assert changed["loaded"] == {"before": 928, "after": 0}
     assert changed["computed"] == {"before": 1499 - 96 - 928, "after": 749 - 96}

@@ -21,7 +21,7 @@ from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.history.history import load
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import messages
-from kvtrail.tracer.serve.api import download
+from kvtrail.tracer.serve.api import requests as download
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 STREAMS = [*sorted(GOLDEN.glob("*.jsonl")), *sorted((GOLDEN / "versions").glob("*.otlp"))]

@@ -135,29 +135,14 @@ def test_what_was_known_until_yesterday_has_no_effect(sidecar: Told) -> None:
     assert (sidecar.counted("false"), sidecar.counted("true")) == (1, 0)
 
 
-def test_a_rule_is_new_if_its_engines_had_it_only_since_their_last_deploy(sidecar: Told) -> None:
-    day_s = 24 * 3600
-    chat: dict[str, Any] = {"service__name": "chat", "kvtrail__model": "m"}
-    sidecar.live(WELL, "one", after_s=-day_s, **chat)
-    sidecar.live(STALE, "other", after_s=-day_s, service__name="batch")
-    sidecar.live(STALE, "two", **chat)
+def test_a_rule_was_first_seen_over_all_time_and_all_engines(sidecar: Told) -> None:
+    sidecar.live(STALE, "other", after_s=-24 * 3600)
+    sidecar.live(STALE, "two")
     (rule,) = sidecar.get("/api/status")["rules"]
     (finding,) = sidecar.get("/api/findings", engine="two")
-    assert rule["new_since_ns"] is not None
-    assert rule["new_since_ns"] <= finding["first_ns"]
-    assert rule["first_ns"] < finding["first_ns"] == rule["last_ns"], "over all time, and all engines"
+    assert rule["first_ns"] < finding["first_ns"] == rule["last_ns"]
     (of_two,) = sidecar.get("/api/findings/rules", engine="two")
     assert of_two["first_ns"] == of_two["last_ns"] == finding["first_ns"]
-    (of_batch,) = sidecar.get("/api/findings/rules", engine="other", since_ns=0)
-    assert of_batch["new_since_ns"] is None, "it was deployed once: what was before is unknown"
-
-
-def test_a_rule_that_came_back_after_a_deploy_is_not_new(sidecar: Told) -> None:
-    chat: dict[str, Any] = {"service__name": "chat"}
-    sidecar.live(STALE, "one", after_s=-24 * 3600, **chat)
-    sidecar.live(STALE, "two", **chat)
-    (rule,) = sidecar.get("/api/status")["rules"]
-    assert rule["new_since_ns"] is None
 
 
 def test_the_oldest_findings_come_first_where_they_are_asked_for(sidecar: Told) -> None:

@@ -12,7 +12,7 @@ from kvtrail.tracer.liveness.markers import BEFORE_NS
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.savings.changes import Side, changes
 from kvtrail.tracer.savings.minute_sums import SavingsRow
-from kvtrail.tracer.serve.api.likely_causes import MOST, likely_causes
+from kvtrail.tracer.serve.api.changes import MOST, likely_causes
 
 S = 10**9
 AT_NS = 20 * 60 * S

@@ -25,8 +25,7 @@ from wire import as_request, encoded
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import KEYS
-from kvtrail.tracer.ingest import otlp_json, protobuf
-from kvtrail.tracer.ingest.trace_file import TraceWriter
+from kvtrail.tracer.ingest import otlp_json
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
 Start = Callable[..., Tracer]
@@ -241,18 +240,3 @@ def test_a_taken_port_is_reported_in_one_sentence_and_the_other_tracer_is_left_a
         assert run.stderr == said
         assert not store.exists()
     assert tracer.get("/api/health")
-
-
-def test_the_trace_file_holds_what_was_received(start_tracer: Start, tmp_path: Any) -> None:
-    trace = tmp_path / "trace.jsonl"
-    tracer = start_tracer("--trace-file", str(trace))
-    headers = {"content-type": "application/x-protobuf"}
-    sent = encoded(history(STORY))
-    httpx.post(f"{tracer.url}/v1/traces", content=sent, headers=headers, timeout=SLOW_S)
-    until(lambda: trace.exists() and trace.read_text().endswith("\n"))
-    read = [s for line in trace.read_text().splitlines() for s in otlp_json.JsonDecoder().spans(line)]
-    assert read == protobuf.spans(sent)
-    writer = TraceWriter(tmp_path / "copy.jsonl")
-    writer.write(sent)
-    writer.close()
-    assert (tmp_path / "copy.jsonl").read_text() == trace.read_text()
