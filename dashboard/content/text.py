@@ -62,6 +62,11 @@ def seconds(value: float | None) -> str:
     return "0 s" if not value else f"{'-' * (value < 0)}{duration(round(abs(value) * 1e9))}"
 
 
+def milliseconds(value: float) -> str:
+    """The same of milliseconds."""
+    return seconds(value / 1000)
+
+
 def bandwidth(bytes_per_s: float | None) -> str:
     """Bytes per second with their unit."""
     return NOTHING if bytes_per_s is None else f"{size(round(bytes_per_s))}/s"

@@ -56,7 +56,7 @@ def page(request_id: str, engine: str, tab: str) -> None:
 
     def ask() -> Answer:
         timeline = tracer().request(request_id, engine=engine)
-        parts = phases_of(timeline) if tab != "replay" else []
+        parts = phases_of(timeline)
         pairs = pairs_of(timeline, parts) if tab == "handoff" else []
         return Answer(timeline, parts, pairs, end_of_engine(timeline) if tab == "story" else None)
 
@@ -68,7 +68,7 @@ def page(request_id: str, engine: str, tab: str) -> None:
         return
     header(answer.timeline["request"])
     if tab == "replay":
-        replay.show(answer.timeline)
+        replay.show(answer.timeline, answer.parts)
     elif tab == "handoff":
         handoff_links(answer.timeline)
         for number, each in enumerate(answer.pairs):

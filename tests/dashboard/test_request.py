@@ -106,9 +106,9 @@ def test_a_foreign_span_that_began_before_the_request_lies_left_of_zero(stale: d
 
 
 def test_a_preemption_makes_computed_and_matched_unknown_until_the_next_lookup(stale: dict[str, Any]) -> None:
-    levels = request_charts.account_points(stale)
-    assert [row["tokens"] for row in levels if row["measure"] == "in vLLM"] == [None, 0, 0, 0, None, 384, 384, 384]
-    assert [row["tokens"] for row in levels if row["measure"] == "matched"] == [None, 0, 0, 0, None, 256, 256, 256]
+    levels = account.step_rows(stale)
+    assert [row["In vLLM"] for row in levels] == [None, None, 0, 0, 0, None, 384, 384, 384]
+    assert [row["Matched"] for row in levels] == [None, None, 0, 0, 0, None, 256, 256, 256]
 
 
 def charts_of(timeline: dict[str, Any]) -> list[Any]:
@@ -116,8 +116,7 @@ def charts_of(timeline: dict[str, Any]) -> list[Any]:
     parts = [Stretch("queued", 0.0, 3.0)]
     return [
         request_charts.over_time(timeline, parts, dark=False),
-        request_charts.by_step(timeline, at=1, dark=False),
-        request_charts.account_by_step(timeline, at=1, dark=False),
+        request_charts.over_time(timeline, [], at=1, dark=False),
     ]
 
 
@@ -155,13 +154,9 @@ def test_where_the_tokens_came_from_is_one_sum(stale: dict[str, Any]) -> None:
 def test_a_running_request_has_no_more_tokens_computed_than_it_has(stale: dict[str, Any]) -> None:
     """Its total is that of its latest lookup, and its output goes on."""
     running = timeline_of("L 750 c0 h0 -> 0\nA 0\nS 0+750\nS 750+1\nS 751+1\nL 750 c752 h0 -> 0")
-    for row in (each for each in request_charts.account_points(running) if each["measure"] == "in vLLM"):
-        total = next(
-            each["tokens"]
-            for each in request_charts.account_points(running)
-            if (each["step"], each["measure"]) == (row["step"], "tokens of the request")
-        )
-        assert row["tokens"] is None or row["tokens"] <= total
+    for each in filter(None, (step["account"] for step in running["steps"])):
+        computed, total = account.number(each, "computed"), account.number(each, "total")
+        assert computed is None or computed <= total
 
 
 def test_a_proof_needs_no_glossary(stale: dict[str, Any]) -> None:

@@ -225,9 +225,7 @@ def _request(tracer: Tracer, name: str, engine: str) -> Pages:
     if (allocation := replay.latest_allocation(timeline)) is not None:
         yield "blocks", (replay.block_summary(allocation), replay.block_rows(allocation, timeline.get("groups") or ()))
     last = len(timeline["steps"])
-    yield "timeline", chart(request_charts.over_time(timeline, parts, dark=False))
-    yield "steps drawn", chart(request_charts.by_step(timeline, at=last, dark=False))
-    yield "account", chart(request_charts.account_by_step(timeline, at=last, dark=False))
+    yield "timeline", chart(request_charts.over_time(timeline, parts, at=last, dark=False))
     yield "replay", (
         replay.title(timeline, step=last), replay.facts(timeline, step=last, now_ns=NOW_NS),
         replay.changes(timeline, step=last),
@@ -265,7 +263,6 @@ def _compare(tracer: Tracer) -> Pages:
         compare.Side(*_asked(tracer, name, engine))
         for name, engine in (("opt-stale-1-0123abcd", "opt-stale"), ("opt-stale-0-0123abcd", "opt-stale"))
     )
-    yield "differences", compare.differences(a, b)
-    yield "slower", (compare.slower_summary(a, b), compare.slower_rows(a, b))
+    yield "differences", (compare.summary(a, b), compare.rows(a, b))
     offers = tracer.get("requests", near=a.request["request"], near_engine=a.request["engine"], limit=5)
     yield "offers", compare.offer_rows(offers, a.request)
