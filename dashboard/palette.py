@@ -242,11 +242,8 @@ def streamlit_options() -> dict[str, str]:
 
 
 def style() -> str:
-    """The groups as CSS variables that follow the theme, such as `--level-lost`; and those of the page itself."""
+    """The page's own colours as CSS variables that follow the theme, and those of levels and markers (`--level-lost`)."""
     lines = [f"--{name}: {each.css};" for name, each in OF_PAGE.items()]
-    lines += [
-        f"--{group}-{name.replace(' ', '-').replace(chr(39), '')}: {each.colour.css};"
-        for group, meanings in GROUPS.items()
-        for name, each in meanings.items()
-    ]
+    for group in ("level", "marker"):
+        lines += [f"--{group}-{name.replace(' ', '-')}: {each.colour.css};" for name, each in GROUPS[group].items()]
     return ":root {\n  " + "\n  ".join(lines) + "\n}"

@@ -58,10 +58,8 @@ def known(rules: Iterable[Row]) -> int:
 def seen(rule: Row, *, now_ns: int) -> str:
     """When a rule's findings were first and last seen, and whether they are new."""
     first, last = (text.clock(rule[end], now_ns=now_ns).partition(".")[0] for end in ("first_ns", "last_ns"))
-    parts = [f"First seen {first}, last seen {last} UTC"]
-    if new_ns := rule.get("new_since_ns"):
-        parts.append(f"new since the deploy of {text.clock(new_ns, now_ns=now_ns).partition('.')[0]}")
-    return f"{'; '.join(parts)}."
+    new = "; new since the last deploy" if rule.get("new_since_ns") else ""
+    return f"First seen {first}, last seen {last} UTC{new}."
 
 
 def reasons(findings: Iterable[Row]) -> list[str]:
@@ -82,12 +80,6 @@ def impact(*, harmed: int, healed: int, findings: int) -> str:
     if not parts:
         return "no harm seen" if findings else "too old to say"
     return ", ".join(parts + [f"{count(rest)} without harm seen"] * bool(rest))
-
-
-def sample(rules: Sequence[Row]) -> str:
-    """A sentence if only some of the findings were asked what they did, with a blank before it; else an empty text."""
-    looked_at, found = (sum(rule[name] for rule in rules) for name in ("looked_at", "findings"))
-    return "" if looked_at >= found else f" Impact and requests are those of the latest {count(looked_at)}."
 
 
 def trend_rows(trend: Row) -> list[Row]:
@@ -119,18 +111,6 @@ def finding_rows(findings: Sequence[Row]) -> list[Row]:
         }
         for finding in findings
     ]
-
-
-def none_found(when: str, *, requests: int) -> str:
-    """The sentence for a range without findings, in which `requests` began."""
-    if not requests:
-        return f"No findings from {when}, and no request began then. Choose a longer range."
-    return f"No findings from {when}: no judged event contradicts another."
-
-
-def total(trend: Row) -> int:
-    """The number of findings that match the filters in the range."""
-    return sum(each["findings"] for each in trend["counts"])
 
 
 def _rank(severity: str) -> int:

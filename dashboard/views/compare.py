@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.request import compare, phases
+from kvtrail.dashboard.content.request import compare
 from kvtrail.dashboard.content.text import plain
-from kvtrail.dashboard.table.columns import Column
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.filters import written
 from kvtrail.dashboard.views.links import link, request_query
-from kvtrail.dashboard.views.request_parts import request_badges, unknown_request
+from kvtrail.dashboard.views.request_parts import phases_of, request_badges, unknown_request
 from kvtrail.dashboard.views.tables import table
 
 OFFERED = 20
-WIDE = {name: Column(width=480) for name in "AB"}
 
 
 def show(request_id: str, engine: str, query: Mapping[str, str]) -> None:
@@ -40,20 +37,20 @@ def show(request_id: str, engine: str, query: Mapping[str, str]) -> None:
 def choose(request_id: str, engine: str) -> None:
     """The requests to compare with: similar ones near in time."""
 
-    def ask() -> tuple[Row | None, list[Row]]:
+    def ask() -> tuple[Row, list[Row]] | None:
         timeline = tracer().request(request_id, engine=engine)
         if timeline is None:
-            return None, []
+            return None
         request = timeline["request"]
         return request, tracer().get("requests", limit=OFFERED, near=request["request"], near_engine=request["engine"])
 
-    answer = read(ask, key=f"choose {request_id} {engine}")
+    answer = read(lambda: [ask()], key=f"choose {request_id} {engine}")
     if answer is None:
         return
-    request, found = answer
-    if request is None:
+    if answer[0] is None:
         unknown_request(plain(request_id))
         return
+    request, found = answer[0]
     own = {**request_query(request), "tab": "compare"}
     offers = [each for each in found if request_query(each) != request_query(request)]
     if not offers:
@@ -90,7 +87,7 @@ def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None
     st.subheader("What differs", anchor=False)
     st.markdown(compare.summary(a, b))
     if found := compare.rows(a, b):
-        table(found, key="differences", looks=WIDE)
+        table(found, key="differences")
     else:
         st.success("Nothing that matters: both took as long, were answered and ended alike.")
 
@@ -98,8 +95,4 @@ def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None
 def side(request_id: str, engine: str) -> compare.Side | None:
     """One of the two; None if the tracer does not know it."""
     timeline = tracer().request(request_id, engine=engine)
-    if timeline is None:
-        return None
-    request = timeline["request"]
-    lanes = tracer().get("lanes", **phases.question(request, now_ns=time.time_ns()))
-    return compare.Side(timeline, phases.stretches(lanes, request))
+    return None if timeline is None else compare.Side(timeline, phases_of(timeline))

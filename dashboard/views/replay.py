@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -76,11 +76,6 @@ def controls(step: int, steps: int, with_findings: list[int]) -> None:
                 on_click=go,
                 args=(to,),
             )
-    listen_to_keys(step, steps, with_findings, go)
-
-
-def listen_to_keys(step: int, steps: int, with_findings: Sequence[int], go: Callable[[int], None]) -> None:
-    """Place the invisible component that listens to keys; `go` is called with their target step."""
 
     def pressed() -> dict[str, Any]:
         return st.session_state.get(KEYS, {}).get("pressed") or {}

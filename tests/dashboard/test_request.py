@@ -139,15 +139,15 @@ def test_where_the_tokens_came_from_is_one_sum(stale: dict[str, Any]) -> None:
     first, *_ = account.admissions(stale)
     assert (first.asked, first.cached, first.loaded, first.computed) == (750, 0, 0, 750)
     resumed = timeline_of("L 750 c0 h512 -> 512\nA 512\nS 512+238\nP\nL 780 c384 h512 -> 128\nA 128\nS 512+268")
-    assert [(each.epoch, *each.parts, each.asked) for each in account.admissions(resumed)] == [
+    assert [
+        (each.epoch, each.cached, each.loaded, each.computed, each.asked) for each in account.admissions(resumed)
+    ] == [
         (0, 0, 512, 238, 750),
         (1, 384, 128, 268, 780),
     ]
-    for each in account.admissions(resumed):
-        assert sum(each.parts) == each.asked
     # A load that failed is computed from where it failed.
     failed = timeline_of("L 750 c384 h512 -> 128\nA 128\nS 320+430")
-    assert [each.parts for each in account.admissions(failed)] == [(320, 0, 430)]
+    assert [(each.cached, each.loaded, each.computed) for each in account.admissions(failed)] == [(320, 0, 430)]
     assert account.admissions(timeline_of("L 750 c0 h512 -> 512\nA 512")) == []
 
 
@@ -175,9 +175,6 @@ def test_step_rows_say_what_happened(stale: dict[str, Any]) -> None:
     rows = account.step_rows(stale)
     assert rows[7]["Says"] == "384 of 750 computed, 256 matched; answered 256, cached"
     assert rows[7]["Proof"] == "L2"
-    assert rows[0]["To next"] is None  # another service's span encloses the steps
-    assert rows[1]["To next"] == pytest.approx((stale["steps"][2]["end_ns"] - stale["steps"][1]["end_ns"]) / 1e6)
-    assert rows[-1]["To next"] is None
     assert rows[8]["Says"].endswith("raised Mismatch in tokens to load")
     assert rows[0]["In vLLM"] is None
 
@@ -236,8 +233,6 @@ def test_durations(ns: int, text: str) -> None:
 def test_numbers_and_times() -> None:
     assert words.count(1234567) == "1,234,567"
     assert words.count(None) == words.NOTHING
-    assert texts.rate(17.34) == "17.3"
-    assert texts.rate(6349.4) == "6,349"
     assert words.size(262144) == "256 KiB"
     assert texts.clock(START_NS + 250_000_000) == "01:24:36.250"
     assert texts.clock(START_NS, now_ns=START_NS + 86_400 * 10**9).startswith("2025-12-03 ")

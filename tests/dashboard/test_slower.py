@@ -19,7 +19,7 @@ COMPUTED = "L 750 c0 h0 -> 0\nA 0\nS 0+750\nend"
         ("queued", AGAIN, HIT, "looked up 3 times", "looked up once"),
         ("lookup", LATER, HIT, "twice answered 'ask me later'", "never answered 'ask me later'"),
         ("waiting for remote KV", LOADED, COMPUTED, "loaded 512 tokens", "loaded 0 tokens"),
-        ("prefill", COMPUTED, HIT, "computed 750 tokens (736 of unknown cause, 14 unaligned)", "computed 238 tokens"),
+        ("prefill", COMPUTED, HIT, "computed 750 tokens (736 unknown, 14 unaligned)", "computed 238 tokens"),
         ("preempted", MISS, HIT, "preempted once", "preempted never"),
     ],
 )

@@ -97,16 +97,12 @@ def bars_drawn(bars: Sequence[Row], x: Callable[[str], alt.X], y: alt.Y) -> alt.
     return drawn.encode(x=x("from"), x2="to:Q", y=y, color=colour, tooltip=tooltip("what", "lasted"))
 
 
-def phase_legend(parts: Sequence[phases.Stretch], *, dark: bool) -> list[Entry]:
-    """The phases of a request with the time in each."""
+def legend_of(spent: Mapping[str, str], meanings: Mapping[str, Meaning], *, dark: bool) -> list[Entry]:
+    """Phases, or parts of the time to the first token, with the time `spent` in each."""
     return [
-        Entry(
-            phase,
-            palette.colours(palette.PHASE, dark=dark).get(phase, palette.GREY.on(dark=dark)),
-            value=spent,
-            help=palette.PHASE[phase].means if phase in palette.PHASE else "",
-        )
-        for phase, spent in phases.time_texts(parts).items()
+        Entry(phase, known.colour.on(dark=dark), value=time, help=known.means)
+        for phase, time in spent.items()
+        if (known := meanings.get(phase))
     ]
 
 

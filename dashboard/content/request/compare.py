@@ -14,7 +14,7 @@ from kvtrail.dashboard.content.requests import status
 from kvtrail.dashboard.content.text import milliseconds
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.model.cause_words import name
-from kvtrail.tracer.model.causes import REUSED, Cause
+from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.words import NOTHING, count, duration, run, size, some
 
 LATER = "'ask me later'"
@@ -150,12 +150,8 @@ def _computed(side: Side) -> str:
     for part in (part for admission in admissions for part in admission["parts"]):
         if part["cause"] not in REUSED:
             found[part["cause"]] += part["tokens"]
-    causes = ", ".join(f"{count(tokens)} {_of_cause(cause)}" for cause, tokens in found.most_common(FEW_CAUSES))
+    causes = ", ".join(f"{count(tokens)} {name(cause)}" for cause, tokens in found.most_common(FEW_CAUSES))
     return f"computed {some(found.total(), 'token')}" + (f" ({causes})" if causes else "")
-
-
-def _of_cause(cause: str) -> str:
-    return "of unknown cause" if cause == Cause.UNKNOWN else name(cause)
 
 
 def _made(side: Side) -> str:

@@ -12,7 +12,6 @@ import altair as alt
 from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.charts import data, tooltip
-from kvtrail.dashboard.content.legend import Entry
 from kvtrail.dashboard.content.request import account, phases
 from kvtrail.dashboard.content.request.charts import Chart, bar, bars_drawn, rows_axis, since_arrival
 from kvtrail.dashboard.content.text import milliseconds
@@ -113,15 +112,13 @@ def alignment(link: Row) -> str:
             "No message shows how far the clocks of the two engines are apart. They are drawn as if they agreed, so what one"
             " engine did before or after the other is not known."
         )
-    known = (("at least", least), ("at most", most))
-    bounds = [f"{word} {_ahead(bound)}" for word, bound in known if bound is not None]
-    left = "any time" if most is None else f"up to {duration(most - taken)}"
-    right = "any time" if least is None else f"up to {duration(taken - least)}"
-    drawn = "as if they agreed" if taken == 0 else f"as {_ahead(taken)}"
+    bounds = " and ".join(
+        f"{word} {_ahead(bound)}" for word, bound in (("at least", least), ("at most", most)) if bound is not None
+    )
     return (
         "The engines' clocks are never compared, but the messages between them bound how far they are apart: the clock of the"
-        f" engine that decodes is {' and '.join(bounds)}. It is drawn {drawn}: its row may lie {left} further left, and"
-        f" {right} further right. Within a row, times are exact."
+        f" engine that decodes is {bounds}. It is drawn {f'as {_ahead(taken)}' if taken else 'as if they agreed'}. Within a"
+        " row, times are exact."
     )
 
 
@@ -149,19 +146,6 @@ def _end_of(link: Row) -> str:
     return (
         "the lease ran out" if link["expired"] else "they had been read" if link["read_ns"] else "they were given back"
     )
-
-
-def stage_legend(parts: Sequence[phases.Stretch], *, dark: bool) -> list[Entry]:
-    """The parts of the time to the first token, with how long each was."""
-    return [
-        Entry(
-            part.phase,
-            STAGE[part.phase].colour.on(dark=dark),
-            value=milliseconds(part.end - part.begin),
-            help=STAGE[part.phase].means,
-        )
-        for part in parts
-    ]
 
 
 def first_token_text(parts: Sequence[phases.Stretch], link: Row) -> str:
