@@ -64,13 +64,13 @@ def sentence(change: Row) -> str:
     if (traffic := change["of_traffic"]) is None or after == before:
         return said
     share = traffic / (after - before)
-    if not (before and after):
-        return f"{said} That is traffic: nothing was asked for {'after' if before else 'before'}."
     if share < EXPLAINS:
         return f"{said} Traffic does not explain it: reuse changed."
-    if share > 1 - EXPLAINS:
-        return f"{said} That is traffic: reuse is what it was."
-    return f"{said} {text.percent(share)} of that is traffic, the rest a changed reuse."
+    if share <= 1 - EXPLAINS:
+        return f"{said} {text.percent(share)} of that is traffic, the rest a changed reuse."
+    if not (before and after):
+        return f"{said} That is traffic: nothing was asked for {'after' if before else 'before'}."
+    return f"{said} That is traffic: reuse is what it was."
 
 
 def explaining(changes: Iterable[Row]) -> list[tuple[Row, Row]]:
