@@ -166,7 +166,6 @@ def table(stores: Sequence[Path]) -> None:
         for number, store in enumerate(stores):
             url, after_s = stack.enter_context(served(store, PORT + 10 * number))
             source = Tracer(url, transport=Patient())
-            stack.callback(source.close)
             totals = source.get("totals")
             print(
                 f"{store.name}: {totals['requests']:,} requests, {totals['findings']:,} findings;"

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from kvtrail.dashboard.client import Tracer
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.dashboard.live.address import as_query
+from kvtrail.dashboard.live.view import as_query
 
 PORT = 18_700
 ROUNDS = 3
@@ -78,7 +78,6 @@ def table(stores: Sequence[Path], *, folder: Path | None = None) -> None:
             tracer_url, _ = stack.enter_context(served(store, PORT + 10 * number))
             source = Tracer(tracer_url, transport=Patient())
             seen = sights(source)
-            source.close()
             url = stack.enter_context(shown(tracer_url, PORT + 10 * number + 5))
             asked.append([(name, f"{url}/{path}", text) for name, path, text in pages(seen)])
         print(f"milliseconds from an address to its content, medians of {ROUNDS} (longest in brackets)")

@@ -11,8 +11,7 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from kvtrail.dashboard.live.component import component
-from kvtrail.dashboard.live.payload import payload
+from kvtrail.dashboard.live.component import component, payload
 from kvtrail.dashboard.live.view import View
 from kvtrail.tracer.ledger.phases import WORDS
 

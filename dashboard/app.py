@@ -1,9 +1,11 @@
 """The Streamlit entry: navigation, and the page that the address names."""
 
 import os
+from pathlib import Path
 
 import streamlit as st
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.command import LOGIN_VARIABLE
 from kvtrail.dashboard.login import LOGOUT
 from kvtrail.dashboard.scripts import invisible
@@ -20,6 +22,7 @@ PAGES = {
 REQUEST = st.Page("views/request.py", title="Request", url_path="request")
 """Reached by links only: it needs an id in the address."""
 EVERY_S = 2
+STYLES = ("browser/style.css", "table/table.css")
 
 
 def navigation() -> None:
@@ -33,6 +36,8 @@ def navigation() -> None:
 
 
 st.set_page_config(page_title="kvtrail", layout="wide")
+styles = [palette.style(), *((Path(__file__).parent / name).read_text() for name in STYLES)]
+st.html(f"<style>{' '.join(styles)}</style>")
 page = st.navigation([*PAGES.values(), REQUEST], position="hidden")
 arrive(page.url_path or "overview")
 # Only the lanes change their range without a run of the whole page.

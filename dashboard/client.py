@@ -56,12 +56,6 @@ class Tracer:
         """The answer of `/api/<path>`, out of JSON."""
         return self._decoded(self._response(f"/api/{path}", **parameters))
 
-    def requests_of_trace(self, trace_id: str, *, limit: int = 200) -> list[Row]:
-        """Accounts of the requests of a trace, latest first; several if the caller's trace has several."""
-        # The search also matches parts of request ids, which may look like a trace id.
-        found = self.get("requests", search=trace_id, limit=limit)
-        return [row for row in found if row["trace_id"] == trace_id]
-
     def otlp(self, request_id: str, *, engine: str = "") -> bytes:
         """A request's spans as a trace file; empty if unknown."""
         response = self._response("/api/otlp", request=request_id, engine=engine)
@@ -72,10 +66,6 @@ class Tracer:
         # The id is chosen by the caller and may contain anything; it must remain one segment of the path.
         response = self._response(f"/api/requests/{quote(request_id, safe='')}", engine=engine)
         return None if response.status_code == 404 else self._decoded(response)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
 
     def _response(self, path: str, **parameters: str | int) -> httpx.Response:
         """A successful response, or a 404."""
@@ -118,16 +108,13 @@ class Tracer:
 
 def _failed(error: httpx.HTTPError) -> str:
     """The failure and its remedy, as the predicate of a sentence about the tracer."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return (
-                f"shows a certificate that is not trusted here ({cause.verify_message}). Name the authority that signed it"
-                " with --tracer-ca, and the tracer by a name of the certificate."
-            )
-        if isinstance(cause, ssl.SSLError):
-            return f"cannot be reached over TLS ({cause.reason}). If it serves without TLS, name it with http://."
-        cause = cause.__cause__ or cause.__context__
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return (
+            f"shows a certificate that is not trusted here ({error}). Name the authority that signed it with --tracer-ca, and"
+            " the tracer by a name of the certificate."
+        )
+    if "[SSL" in str(error):
+        return f"cannot be reached over TLS ({error}). If it serves without TLS, name it with http://."
     if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
         return "closes the connection without an answer in HTTP. If it serves with TLS, name it with https://."
     if isinstance(error, httpx.ReadTimeout):

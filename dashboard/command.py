@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,7 +19,7 @@ DEFAULT_URL = "http://127.0.0.1:4318"
 FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 """A file that exists."""
 TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
-"""Passes the tracer's address to the pages, which run in Streamlit's process; users may set it, too."""
+"""Passes the tracer's address to the pages; users may set it, too."""
 TOKEN_VARIABLE = "KVTRAIL_DASHBOARD_TOKEN_FILE"
 CA_VARIABLE = "KVTRAIL_DASHBOARD_TRACER_CA"
 """Pass the token file, and the CA file of the tracer's certificate, to the pages."""
@@ -102,57 +103,53 @@ def dashboard(
         raise click.BadParameter(f"{traces!r} is not an address with {TRACE_ID} in it", param_hint="--traces")
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key belong together")
-    if login_token_file:
-        _check_login(login_token_file)
-    elif not (insecure or is_local(host)):
+    if not (login_token_file or insecure or is_local(host)):
         raise Refused(
             f"on {host}, anybody who reaches this machine could read what the dashboard shows: give --login-token-file,"
             " or --insecure"
         )
+    from starlette.middleware import Middleware
+    from streamlit.starlette import App
+
+    from kvtrail.dashboard.login import BadLogin, Login, LoginMiddleware
+
+    try:
+        middleware = [Middleware(LoginMiddleware, login=Login(login_token_file))] if login_token_file else []
+    except BadLogin as error:
+        raise Refused(f"{error}") from error
     _check_port(host, port)
     scheme = "http" if tls_cert is None else "https"
     click.echo(f"Dashboard at {scheme}://{host}:{port}, reading the tracer at {tracer}. Stop it with Ctrl-C.")
-    # Replaces this process, so that signals reach Streamlit itself and nothing is left running.
     files = {TOKEN_VARIABLE: token_file, CA_VARIABLE: tracer_ca, LOGIN_VARIABLE: login_token_file}
-    environment = {**os.environ, TRACER_VARIABLE: tracer, TRACES_VARIABLE: traces}
-    environment["FORWARDED_ALLOW_IPS"] = ""  # uvicorn's: otherwise it trusts a proxy's headers for the client's address
-    environment |= {name: str(path.absolute()) for name, path in files.items() if path is not None}
-    os.execve(sys.executable, arguments(host, port, tls=(tls_cert, tls_key)), environment)
+    os.environ |= {name: str(path.absolute()) for name, path in files.items() if path is not None}
+    os.environ |= {TRACER_VARIABLE: tracer, TRACES_VARIABLE: traces}
+    os.environ["FORWARDED_ALLOW_IPS"] = ""  # uvicorn's: otherwise it trusts a proxy's headers for the client's address
+    app = App(Path(__file__).with_name("app.py"), middleware=middleware)
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
+        app.run(config=streamlit_options(host, port, tls=(tls_cert, tls_key)))
 
 
-def arguments(host: str, port: int, *, tls: tuple[Path | None, Path | None] = (None, None)) -> list[str]:
-    """Streamlit's command line. `tls` has the files of the certificate and its key."""
-    options = {
+def streamlit_options(host: str, port: int, *, tls: tuple[Path | None, Path | None] = (None, None)) -> dict[str, Any]:
+    """Streamlit's options. `tls` has the files of the certificate and its key."""
+    cert, key = (path and str(path.absolute()) for path in tls)
+    return {
         "server.address": host,
-        "server.port": str(port),
-        "server.headless": "true",
+        "server.port": port,
+        "server.headless": True,
         "server.fileWatcherType": "none",
-        "browser.gatherUsageStats": "false",
+        "server.sslCertFile": cert,
+        "server.sslKeyFile": key,
+        "browser.gatherUsageStats": False,
         "client.toolbarMode": "viewer",
-        "logger.hideWelcomeMessage": "true",
+        "logger.hideWelcomeMessage": True,
         # Otherwise Streamlit prints every bare string of a page, such as a constant's docstring.
-        "runner.magicEnabled": "false",
+        "runner.magicEnabled": False,
         # Otherwise Streamlit collects all garbage of the process after each refresh of each tab, which took half of its time.
-        "runner.postScriptGC": "false",
+        "runner.postScriptGC": False,
         "theme.paddingTop": "0",
         # For both themes: a single colour would disable the dark theme.
         **palette.streamlit_options(),
     }
-    names = ("server.sslCertFile", "server.sslKeyFile")
-    options |= {name: str(path.absolute()) for name, path in zip(names, tls, strict=True) if path is not None}
-    app = Path(__file__).with_name("server.py")
-    flags = [text for name, value in options.items() for text in (f"--{name}", value)]
-    return [sys.executable, "-m", "kvtrail.dashboard.run", "run", str(app), *flags]
-
-
-def _check_login(token_file: Path) -> None:
-    """Raise if the file admits nobody."""
-    from kvtrail.dashboard.login import BadLogin, Login
-
-    try:
-        Login(token_file)
-    except BadLogin as error:
-        raise Refused(f"{error}") from error
 
 
 def _check_port(host: str, port: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 TERMS = {
     # The tokens of a request.
     "prompt": "Tokens of the request when it arrived.",
-    "from vLLM's cache": "Tokens of the sum that vLLM's own prefix cache held.",
     "cause": "Why a token was reused or computed. If several causes hold for a block, the first in docs/causes.md counts.",
     "before": "In the earlier range: by the minute, or for each request.",
     "after": "In the later range: by the minute, or for each request.",
@@ -29,7 +28,6 @@ TERMS = {
     "duration": "From the request's arrival to its end, or up to now.",
     "first token": "From the request's arrival to its first token, where the step after its prompt is recorded.",
     "took": "How long the call itself lasted.",
-    "to next": "Time to the next event of the request. If it is long, the request waited or was computed.",
     "lookup": "Before it admits a request, the scheduler asks the connector how many more tokens it can load.",
     "epoch": "How often the request has been preempted: its first run is epoch 0.",
     "preemption": "The scheduler preempted the request; its computed tokens were discarded.",
@@ -63,7 +61,6 @@ TERMS = {
     "state": "running: it sends. contact lost: nothing comes. died: it ended with an error. drained: it ended cleanly.",
     "recorder": "The part of kvtrail in one process of an engine that records events and sends spans.",
     "lag": "From the end of the latest event, by the recorder's clock, to its arrival, by the tracer's.",
-    "received": "Events that have arrived since the tracer started.",
     "open at its end": "Requests that were open when the engine ended: those that were lost with it, and one that raised.",
     "dropped": "Events that a recorder dropped for lack of room.",
     "gaps": "Events that have not arrived, by gaps in their numbers.",

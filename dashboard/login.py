@@ -1,13 +1,12 @@
 """Login for a dashboard that other machines reach: with a token. A proxy that authenticates users may send one itself.
 
-A middleware in front of all of Streamlit: pages, websocket and downloads. A token is entered once, in a form; a signed cookie
-then replaces it for twelve hours, until its user logs out, or the token is removed from the file. No password, account or
-session is stored; the process remembers the cookies of those who have logged out. Who gives wrong tokens has to wait.
+A middleware in front of all of Streamlit: pages, websocket and downloads. A token is entered once, in a form; a random cookie
+then replaces it for twelve hours, until its user logs out, the token is removed from the file, or the dashboard restarts. Who
+gives wrong tokens has to wait.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 import time
@@ -34,7 +33,7 @@ MAX_FORM_BYTES = 16 * 1024
 MAX_FAILURES, FAILURES_S = 10, 60.0
 """Wrong tokens from one address in so many seconds; then none from there is looked at until these have passed."""
 MAX_REMEMBERED = 10_000
-"""Addresses with wrong tokens, and cookies of users who have logged out."""
+"""Addresses with wrong tokens, and cookies of users who have logged in."""
 _FORM = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>kvtrail: log in</title>
 <style>:root{{color-scheme:light dark}}body{{font:16px system-ui;max-width:24rem;margin:20vh auto;padding:0 1rem}}
@@ -62,8 +61,8 @@ class Login:
         self.token_file, self._clock = token_file, clock
         self._failures: BoundedDict[str, list[float]] = BoundedDict(MAX_REMEMBERED)
         """By address: when wrong tokens came."""
-        self._ended: BoundedDict[str, None] = BoundedDict(MAX_REMEMBERED)
-        """The cookies of users who have logged out."""
+        self._sessions: BoundedDict[str, tuple[str, float]] = BoundedDict(MAX_REMEMBERED)
+        """By cookie: the token that was entered, and when the cookie ends."""
         if not self._tokens():
             raise BadLogin(f"{token_file} holds no token: write one a line")
 
@@ -72,19 +71,21 @@ class Login:
         scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._takes(token.strip(), address_of(scope)):
             return True
-        return self._is_valid(Request({**scope, "type": "http"}).cookies.get(COOKIE, ""))
+        cookie = Request({**scope, "type": "http"}).cookies.get(COOKIE, "")
+        token, until_s = self._sessions.get(cookie, ("", 0.0))
+        return self._clock() <= until_s and self._is_token(token)
 
     def cookie_for(self, token: str, host: str = "") -> str | None:
-        """The cookie's value for a token that came from this address; None if it is not valid, or its sender has to wait."""
+        """A new cookie for a token that came from this address; None if it is not valid, or its sender has to wait."""
         if not self._takes(token, host):
             return None
-        about = f"{int(self._clock()) + COOKIE_LIFETIME_S}-{secrets.token_hex(8)}"
-        return f"{about}.{_signature(token.encode(), about)}"
+        cookie = secrets.token_urlsafe()
+        self._sessions[cookie] = token, self._clock() + COOKIE_LIFETIME_S
+        return cookie
 
     def log_out(self, cookie: str) -> None:
         """Admit nobody with this cookie any more."""
-        if self._is_valid(cookie):
-            self._ended[cookie] = None
+        self._sessions.pop(cookie, None)
 
     def must_wait(self, host: str) -> bool:
         """Whether so many wrong tokens came from this address that none from there is looked at now."""
@@ -104,26 +105,12 @@ class Login:
         given = token.encode()
         return any([hmac.compare_digest(given, each) for each in self._tokens()])  # noqa: C419 - compares all, in constant time
 
-    def _is_valid(self, cookie: str) -> bool:
-        about, _, signature = cookie.partition(".")
-        until, _, _ = about.partition("-")
-        if not (until.isascii() and until.isdigit() and len(until) < 16) or int(until) < self._clock():
-            return False
-        if cookie in self._ended:
-            return False
-        given = signature.encode()
-        return any(hmac.compare_digest(given, _signature(each, about).encode()) for each in self._tokens())
-
     def _tokens(self) -> list[bytes]:
         """The valid tokens; none if the file is unreadable, so that nobody is admitted."""
         try:
             return tokens_in(self.token_file)
         except (OSError, UnicodeDecodeError):
             return []
-
-
-def _signature(token: bytes, about: str) -> str:
-    return hmac.new(token, f"kvtrail dashboard until {about}".encode(), hashlib.sha256).hexdigest()
 
 
 def address_of(scope: Scope) -> str:

@@ -188,15 +188,6 @@ CAUSE = {
     "not-computed": Meaning(GREY, "never computed, since the request or its engine had ended"),
 }
 """Causes of a token; the first that holds counts."""
-MEASURE = {
-    "total": Meaning(GREY, "tokens of the request: prompt, and its output so far"),
-    "computed": Meaning(BLUE, "tokens that vLLM has"),
-    "matched": Meaning(VIOLET, "tokens that the connector's store held"),
-    "allocated": Meaning(PINK, "tokens for which blocks were allocated to load into"),
-    "loaded": Meaning(GREEN, "tokens that were copied from the store"),
-    "stored": Meaning(ORANGE, "tokens that were copied into the store"),
-}
-"""The lines of a request's account."""
 MARKER = {
     "deploy": Meaning(BLUE, "an engine that is new, or has another version or setting than the one before it"),
     "restart": Meaning(CYAN, "an engine in the place of an equal one that had ended"),
@@ -209,7 +200,7 @@ MARKER = {
 """Markers on charts over time."""
 GROUPS: dict[str, Mapping[str, Meaning]] = {
     "level": LEVEL, "state": STATE, "status": STATUS, "outcome": OUTCOME, "verdict": VERDICT, "severity": SEVERITY,
-    "did": DID, "known": KNOWN, "phase": PHASE, "source": SOURCE, "cause": CAUSE, "measure": MEASURE, "marker": MARKER,
+    "did": DID, "known": KNOWN, "phase": PHASE, "source": SOURCE, "cause": CAUSE, "marker": MARKER,
 }  # fmt: skip
 """All groups, under their names; only the marks of `phase` are never text."""
 BADGES = {
@@ -250,11 +241,8 @@ def streamlit_options() -> dict[str, str]:
 
 
 def style() -> str:
-    """The groups as CSS variables that follow the theme, such as `--level-lost`; and those of the page itself."""
+    """The page's own colours as CSS variables that follow the theme, and those of levels and markers (`--level-lost`)."""
     lines = [f"--{name}: {each.css};" for name, each in OF_PAGE.items()]
-    lines += [
-        f"--{group}-{name.replace(' ', '-').replace(chr(39), '')}: {each.colour.css};"
-        for group, meanings in GROUPS.items()
-        for name, each in meanings.items()
-    ]
+    for group in ("level", "marker"):
+        lines += [f"--{group}-{name.replace(' ', '-')}: {each.colour.css};" for name, each in GROUPS[group].items()]
     return ":root {\n  " + "\n  ".join(lines) + "\n}"

@@ -4,7 +4,7 @@ those of unknown cause by what was not recorded."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
@@ -21,14 +21,14 @@ from kvtrail.tracer.model.cause_words import (
 )
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.tenants import OTHER, PLAIN
-from kvtrail.tracer.model.words import count, percent, some
+from kvtrail.tracer.model.words import count, percent
 
 TENANT = "tenant"
 KV_CACHE_GROUP = "KV cache group"
 BY = ("engine", "connector", "model", TENANT, KV_CACHE_GROUP)
 """The labels by which sums can be grouped; those that lacked its part by KV cache group, where a model has several."""
 MAX_GROUPS = 12
-"""Groups with a bar of their own."""
+"""Groups with a bar: those with most tokens."""
 LEAST_SHARE = 0.005
 """Shares that round to 0 % are omitted."""
 
@@ -39,17 +39,20 @@ def colour(cause: str, *, dark: bool) -> str:
 
 
 def computed(sums: Row) -> dict[str, int]:
-    """The computed tokens by cause, in the order of the causes."""
-    tokens_of = ((measure.partition(":")[0], tokens) for measure, tokens in (sums.get("causes") or {}).items())
-    return _summed((cause, tokens) for cause, tokens in tokens_of if cause not in REUSED and tokens)
-
-
-def _summed(tokens_of: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Tokens by cause, in the order of the causes; a newer tracer's come last."""
+    """The computed tokens by cause, in the order of the causes; a newer tracer's come last."""
     found: Counter[str] = Counter()
-    for cause, tokens in tokens_of:
-        found[cause] += tokens
+    for measure, tokens in _by_tier(sums).items():
+        found[measure.partition(":")[0]] += tokens
     return {cause: found[cause] for cause in sorted(found, key=lambda each: [*palette.CAUSE, each].index(each))}
+
+
+def _by_tier(sums: Row) -> dict[str, int]:
+    """The computed tokens by cause and tier."""
+    return {
+        measure: tokens
+        for measure, tokens in (sums.get("causes") or {}).items()
+        if tokens and measure.partition(":")[0] not in REUSED
+    }
 
 
 def time_rows(efficiency: Row) -> list[Row]:
@@ -84,15 +87,14 @@ def groups(savings: Row, models: Mapping[str, str]) -> dict[str, dict[str, dict[
         number, _, kind = number_and_kind.partition(":")
         found[KV_CACHE_GROUP][group_name(number, kind)] = Counter(computed({"causes": tokens}))
     return {
-        by: {each: dict(sums) for each, sums in _most_first(of) if sums} for by, of in found.items() if any(of.values())
+        by: {each: dict(sums) for each, sums in sorted(of.items(), key=_most_first)[:MAX_GROUPS] if sums}
+        for by, of in found.items()
+        if any(of.values())
     }
 
 
-def _most_first(of: Mapping[str, Counter[str]]) -> list[tuple[str, Counter[str]]]:
-    """The groups with the most tokens; the rest are one."""
-    order = sorted(of.items(), key=lambda each: (-each[1].total(), each[0]))
-    shown, rest = order[:MAX_GROUPS], order[MAX_GROUPS:]
-    return [*shown, (some(len(rest), "other"), sum((sums for _, sums in rest), Counter()))] if rest else shown
+def _most_first(group: tuple[str, Counter[str]]) -> tuple[int, str]:
+    return -group[1].total(), group[0]
 
 
 def tenant_name(tenant: str, names: Mapping[str, str]) -> str:
@@ -128,51 +130,29 @@ def sum_names(sums: Row, *, dark: bool) -> list[Entry]:
     ]
 
 
-def reasons(sums: Row) -> str:
-    """The largest cause of computed tokens, and the share of unknown cause, in sentences; empty if nothing was computed or
-    recorded."""
-    return " ".join(filter(None, (largest(sums), unknown(sums))))
-
-
 def unknown(sums: Row) -> str:
     """The share of unknown cause, and what was not recorded, in sentences; empty if all causes are known."""
-    causes = sums.get("causes") or {}
-    whole = sum(computed(sums).values())
-    found = {
-        name.partition(":")[2]: tokens for name, tokens in causes.items() if name.startswith("unknown:") and tokens
-    }
+    found = _by_tier(sums)
+    whole = sum(found.values())
     return " ".join(
-        f"Of {percent(tokens / whole)} the cause is not known: {unknown_reason(why)}."
-        for why, tokens in sorted(found.items(), key=lambda each: -each[1])
-        if tokens / whole >= LEAST_SHARE
+        f"Of {percent(tokens / whole)} the cause is not known: {unknown_reason(measure.partition(':')[2])}."
+        for measure, tokens in sorted(found.items(), key=lambda each: -each[1])
+        if measure.startswith("unknown:") and tokens / whole >= LEAST_SHARE
     )
 
 
 def largest(sums: Row) -> str:
-    """The largest cause of computed tokens, in a sentence; empty if it is not known."""
-    causes = computed(sums)
-    tokens = sum(causes.values())
-    if not tokens:
-        return ""
-    cause, part = max(causes.items(), key=lambda each: each[1])
+    """The largest cause of computed tokens and the cache that lost them, in a sentence; empty if it is not known."""
+    found = _by_tier(sums)
+    measure = max(found, key=found.__getitem__, default="unknown")
+    cause, _, tier = measure.partition(":")
     if cause == "unknown":
         return ""
     age_s = sums.get("causes_age_s", {}).get(cause)
     before = f" {text.seconds(age_s)} before, on average" if age_s else ""
-    lost = f"{_by_tier(sums, cause)}{_unstored(sums, cause)}"
-    return f"{percent(part / tokens)} of what was computed {in_sums(cause)}{before}{lost}."
-
-
-def _by_tier(sums: Row, cause: str) -> str:
-    """The caches that lost tokens by this cause, with their shares if there are several."""
-    if cause not in ("evicted", "reset"):
-        return ""
-    of = {name.partition(":")[2]: tokens for name, tokens in sums["causes"].items() if name.partition(":")[0] == cause}
-    lost = {tier: share for tier, tokens in of.items() if (share := tokens / sum(of.values())) >= LEAST_SHARE}
-    if len(lost) == 1:
-        return f", from {cache(next(iter(lost)))}"
-    shares = sorted(lost.items(), key=lambda each: -each[1])
-    return f": {', '.join(f'{percent(share)} from {cache(tier)}' for tier, share in shares)}"
+    lost = f", from {cache(tier)}" if cause in ("evicted", "reset") else ""
+    share = percent(found[measure] / sum(found.values()))
+    return f"{share} of what was computed {in_sums(cause)}{before}{lost}{_unstored(sums, cause)}."
 
 
 def _unstored(sums: Row, cause: str) -> str:

@@ -24,7 +24,6 @@ BRUSH, MOMENT = "drawn", "at"
 """The name of the selection along the time axis, and its field."""
 HEIGHT = 160
 _CURVE_HEIGHT = 220
-_GROUP_LABELS = 130
 _TWO_DAYS_MS = 2 * 24 * 3600 * 1000
 _ABOVE = 24
 """The room for words above a plot."""
@@ -67,6 +66,7 @@ def causes_over_time(answer: Row, *, dark: bool) -> Chart:
 def causes_by(sums_of: Mapping[str, Mapping[str, int]], *, dark: bool) -> Chart:
     """The shares of the causes of computed tokens by group, a bar each."""
     rows = causes.group_rows(sums_of)
+    labels = alt.Axis(minExtent=130, maxExtent=130, labelLimit=130, labelOverlap=False, labelPadding=6)
     present = {row["cause"] for row in rows}
     shown = {name(cause): causes.colour(cause, dark=dark) for cause in palette.CAUSE if name(cause) in present}
     groups = list(sums_of)
@@ -77,7 +77,7 @@ def causes_by(sums_of: Mapping[str, Mapping[str, int]], *, dark: bool) -> Chart:
             x=alt.X(
                 "tokens:Q", stack="normalize", title=None, axis=alt.Axis(format=".0%", tickCount=5, labelPadding=4)
             ),
-            y=alt.Y("group:N", sort=groups, title=None, axis=_labels(_GROUP_LABELS, labelLimit=_GROUP_LABELS)),
+            y=alt.Y("group:N", sort=groups, title=None, axis=labels),
             color=_color("cause:N", shown),
             order="order:Q",
             tooltip=[*tooltip("group", "cause"), alt.Tooltip("share:N", title="tokens")],
@@ -109,16 +109,16 @@ def what_memory_buys(
         base.mark_point(color=colour, filled=True, size=20).encode(y=y, tooltip=shown),
     ]
     if held is not None:
-        grey = GREY.on(dark=dark)
         row = {"store": held * chunk, "name": "you are here", "share": given, "given": text.percent(given)}
-        here = alt.Chart(data([row], "today")).encode(x="store:Q")
-        layers.append(here.mark_rule(strokeDash=[4, 4], color=grey).encode(tooltip=tooltip("name")))
+        here = alt.Chart(data([row], "today")).encode(x="store:Q", tooltip=tooltip("name", "given"))
+        grey = GREY.on(dark=dark)
         words = here.mark_text(align="left", dx=4, dy=-6, color=grey, baseline="bottom")
-        layers.append(words.encode(text="name:N", y=alt.value(0)))
-        if given is not None:
-            measured = [alt.Tooltip("name:N", title="store"), alt.Tooltip("given:N", title="given, as measured")]
-            dot = here.mark_point(color=palette.ORANGE.on(dark=dark), filled=True, size=80, opacity=1)
-            layers.append(dot.encode(y="share:Q", tooltip=measured))
+        dot = here.mark_point(color=palette.ORANGE.on(dark=dark), filled=True, size=80, opacity=1)
+        layers += [
+            here.mark_rule(strokeDash=[4, 4], color=grey),
+            words.encode(text="name:N", y=alt.value(0)),
+            *([] if given is None else [dot.encode(y="share:Q")]),
+        ]
     return framed(alt.layer(*layers).properties(height=_CURVE_HEIGHT), above=_ABOVE)
 
 
@@ -167,9 +167,7 @@ def readable(spec: dict[str, Any], *, dark: bool) -> dict[str, Any]:
 
 def framed(chart: AnyChart, *, above: int = 0) -> AnyChart:
     """The chart without margins except `above` the plot."""
-    padding = {"left": 0, "right": 4, "top": above + 2, "bottom": 0}
-    drawn: AnyChart = chart.properties(padding=padding)
-    return drawn
+    return chart.properties(padding={"left": 0, "right": 4, "top": above + 2, "bottom": 0})
 
 
 def spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
@@ -213,11 +211,6 @@ def _over_time(
     brush = alt.selection_interval(name=BRUSH, encodings=["x"])
     drawn: Chart = bars.encode(x=x, x2="to:T", y=y, color=color, order="order:Q", tooltip=tooltip)
     return framed(drawn.add_params(brush).properties(height=HEIGHT))
-
-
-def _labels(width: int, **options: Any) -> alt.Axis:
-    """A y axis with labels of exactly this width."""
-    return alt.Axis(minExtent=width, maxExtent=width, labelOverlap=False, labelFlush=False, labelPadding=6, **options)
 
 
 def _color(field: str, colours: Mapping[str, str]) -> alt.Color:

@@ -13,22 +13,15 @@ from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.model.words import NOTHING, count, duration, ended, some
 
 
-def has_lost(recorder: Row) -> bool:
-    """Whether something that the recorder was to record is not known here."""
-    return any(recorder[name] for name in ("dropped", "missing", "untold", "unknown", "probes_off"))
-
-
 def missing_spans(recorders: Iterable[Row]) -> str:
     """A sentence if spans are missing, else an empty text."""
-    listed = list(recorders)
-    dropped, missing = (sum(recorder[name] for recorder in listed) for name in ("dropped", "missing"))
-    parts = [f"{count(dropped)} dropped by the recorders themselves"] if dropped else []
-    parts += [f"{count(missing)} that have not arrived"] if missing else []
-    if not parts:
+    losses = [(recorder["dropped"], recorder["missing"]) for recorder in recorders]
+    dropped, missing = sum(dropped for dropped, _ in losses), sum(missing for _, missing in losses)
+    if not (dropped or missing):
         return ""
     return (
-        f"Spans are missing: {' and '.join(parts)}. kvtrail cannot judge what it did not see, so the verdict of the"
-        " requests concerned is unknown."
+        f"Spans are missing: {count(dropped)} dropped by the recorders themselves and {count(missing)} that have not arrived."
+        " kvtrail cannot judge what it did not see, so the verdict of the requests concerned is unknown."
     )
 
 
@@ -50,12 +43,12 @@ def since(engines: Iterable[Row], shown: TimeRange) -> list[Row]:
 
 
 def counts(engines: Sequence[Row], shown: TimeRange) -> str:
-    """How many engines run, and how those of the range ended, in a line. One that has ended counts in the range in which it
-    did, as in the sentences."""
-    here = [each for each in since(engines, shown) if each["ended_ns"] is None or each["ended_ns"] <= shown.until_ns]
-    states = Counter(engine["state"] for engine in here)
+    """How many engines are in each state, in a line. One that has ended counts in the range in which it did, as in
+    the sentences."""
+    here = since(engines, shown)
+    states = Counter(each["state"] for each in here if each["ended_ns"] is None or each["ended_ns"] <= shown.until_ns)
     parts = [f"{count(states[state])} {palette.label(state)}" for state in _ORDER if states[state]]
-    earlier = len(engines) - len(since(engines, shown))
+    earlier = len(engines) - len(here)
     parts += [f"not listed: {some(earlier, 'engine')} that ended before this range"] if earlier else []
     return f"{'; '.join(parts) or 'None in this range'}."
 
@@ -65,15 +58,16 @@ _ORDER = ("died", "silent", "running", "drained", "replaced", "unseen")
 
 
 def in_order(engines: Iterable[Row]) -> list[Row]:
-    """The engines, by state, then by service and name."""
-
-    def order(engine: Row) -> tuple[int, int, str, str]:
-        state = engine["state"]
-        rank = _ORDER.index(state) if state in _ORDER else len(_ORDER)
-        ended_ns = -(engine["ended_ns"] or 0) if state in ("died", "drained", "replaced") else 0
-        return rank, ended_ns, engine["service"] or "", engine["name"]
-
-    return sorted(engines, key=order)
+    """The engines, by state, then by when they ended, service and name."""
+    return sorted(
+        engines,
+        key=lambda engine: (
+            _ORDER.index(engine["state"]) if engine["state"] in _ORDER else len(_ORDER),
+            -(engine["ended_ns"] or 0),
+            engine["service"] or "",
+            engine["name"],
+        ),
+    )
 
 
 def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
@@ -88,17 +82,14 @@ def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
             "Open at its end": engine["lost"] or None,
             "Model": engine["model"] or None,
             "vLLM": engine["version"] or None,
-            "Connectors": _connectors(engine) or None,
+            "Connectors": sorted({name for recorder in engine["recorders"] for name in recorder["connectors"]}),
             "Host": engine["host"] or None,
-            "Last seen": text.moment(last_seen_ns(engine)),
+            "Last seen": text.moment(
+                max((r["last_ns"] for r in engine["recorders"]), default=0) or engine["ended_ns"] or 0
+            ),
         }
         for engine in engines
     ]
-
-
-def last_seen_ns(engine: Row) -> int:
-    """When its last event arrived, or when it ended; 0 if unknown."""
-    return max((r["last_ns"] for r in engine["recorders"]), default=0) or engine["ended_ns"] or 0
 
 
 def _end(engine: Row, *, now_ns: int) -> str | None:
@@ -108,10 +99,6 @@ def _end(engine: Row, *, now_ns: int) -> str | None:
     at = text.clock(engine["ended_ns"], now_ns=now_ns).partition(".")[0] if engine["ended_ns"] else ""
     why = ended(engine["ended_by"]) if engine["ended_by"] == NO_END_RECORD else engine["ended_by"]
     return ": ".join(filter(None, (at, why))) or None
-
-
-def _connectors(engine: Row) -> str:
-    return ", ".join(sorted({name for recorder in engine["recorders"] for name in recorder["connectors"]}))
 
 
 def recorder_rows(recorders: Iterable[Row]) -> list[Row]:
@@ -130,7 +117,7 @@ def recorder_rows(recorders: Iterable[Row]) -> list[Row]:
             "Last seen": text.moment(recorder["last_ns"]),
         }
         for recorder in sorted(recorders, key=lambda each: (-each["last_ns"], each["id"]))
-        if has_lost(recorder)
+        if any(recorder[name] for name in ("dropped", "missing", "untold", "unknown", "probes_off"))
     ]
 
 

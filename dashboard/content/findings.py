@@ -81,12 +81,6 @@ def impact(*, harmed: int, healed: int, findings: int) -> str:
     return ", ".join(parts + [f"{count(rest)} without harm seen"] * bool(rest))
 
 
-def sample(rules: Sequence[Row]) -> str:
-    """A sentence if only some of the findings were asked what they did, with a blank before it; else an empty text."""
-    looked_at, found = (sum(rule[name] for rule in rules) for name in ("looked_at", "findings"))
-    return "" if looked_at >= found else f" Impact and requests are those of the latest {count(looked_at)}."
-
-
 def trend_rows(trend: Row) -> list[Row]:
     """The chart's bars: findings by interval and severity."""
     counts: Counter[tuple[int, str]] = Counter()
@@ -116,18 +110,6 @@ def finding_rows(findings: Sequence[Row]) -> list[Row]:
         }
         for finding in findings
     ]
-
-
-def none_found(when: str, *, requests: int) -> str:
-    """The sentence for a range without findings, in which `requests` began."""
-    if not requests:
-        return f"No findings from {when}, and no request began then. Choose a longer range."
-    return f"No findings from {when}: no judged event contradicts another."
-
-
-def total(trend: Row) -> int:
-    """The number of findings that match the filters in the range."""
-    return sum(each["findings"] for each in trend["counts"])
 
 
 def _rank(severity: str) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import log, sqrt
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import altair as alt
@@ -13,7 +12,6 @@ from kvtrail.dashboard.content.charts import MOMENT, Chart, data, framed, time_a
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.dashboard.palette import BLUE
 from kvtrail.tracer.model.cause_words import name as cause_name
-from kvtrail.tracer.model.causes import Cause
 from kvtrail.tracer.model.words import count, duration, percent, some
 
 MEASURES = {
@@ -30,16 +28,15 @@ MEASURES = {
 """The measures of time, for people, in the order of a request's life."""
 FIRST, WHOLE = "first_token", "duration"
 """The measure that is shown if none is chosen; and where no request has it, that of every request that has ended."""
+WITHOUT = "they have not come so far, were never in this phase, or their level does not record it."
+"""Why requests have no such time."""
 CHOICES = {"": "Time to first token, if known", **MEASURES}
 """The measures to choose from."""
-PERCENTILES = {"p50_ns": "half", "p90_ns": "90 %", "p99_ns": "99 %"}
 AREA = "area"
 """The name of the selection on the heat map."""
 CAUSES = 4
 """Causes of tokens that a sentence names."""
 _HEIGHT = 240
-SHADES = (0.25, 1.0)
-"""The opacity of a cell with one request, and of the one with most."""
 TICKS_S = [digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 5) if digit * 10.0**power < 50] + [
     minutes * 60.0 for minutes in (1, 2, 5, 10, 20, 60, 120, 300, 600, 1440, 2880, 7200)
 ]
@@ -86,23 +83,13 @@ def summary(answer: Row) -> str:
     """The percentiles in a sentence, and how many requests do not have the measure."""
     whole, name = answer["whole"], MEASURES[answer["of"]]
     if not whole["requests"]:
-        return f"None of {some(answer['requests'], 'request')} has this time: {_why_none(answer['of'])}"
-    half, most, nearly_all = (duration(whole[share]) for share in PERCENTILES)
+        return f"None of {some(answer['requests'], 'request')} has this time: {WITHOUT}"
+    half, most, nearly_all = (duration(whole[share]) for share in ("p50_ns", "p90_ns", "p99_ns"))
     of = some(whole["requests"], "request")
     sentence = f"**{name.capitalize()}**: of {of}, half took {half} or less, 90 % {most}, and 99 % {nearly_all}."
     if missing := answer["requests"] - whole["requests"]:
-        sentence += (
-            f" {some(missing, 'other request')} {'has' if missing == 1 else 'have'} none: {_why_none(answer['of'])}"
-        )
+        sentence += f" {some(missing, 'other request')} {'has' if missing == 1 else 'have'} none: {WITHOUT}"
     return sentence
-
-
-def _why_none(of: str) -> str:
-    if of == "first_token":
-        return "their prompts are not computed yet, or level `basic` does not show when they were."
-    if of == WHOLE:
-        return "they have not ended."
-    return "they were never in this phase, or have not left it yet."
 
 
 def usual(measures: Row) -> str:
@@ -114,34 +101,26 @@ def tokens(measures: Row) -> str:
     """The largest causes of the tokens that these requests asked for, in a sentence; empty if none is recorded."""
     asked = sum(measures["tokens"].values())
     found = sorted(measures["tokens"].items(), key=lambda each: -each[1])[:CAUSES]
-    parts = [f"{percent(number / asked)} {_of_cause(cause)}" for cause, number in found if number]
+    parts = [f"{percent(number / asked)} {cause_name(cause)}" for cause, number in found if number]
     return f"Of the {count(asked)} tokens that they asked for: {', '.join(parts)}." if parts else ""
 
 
-def _of_cause(cause: str) -> str:
-    return "of unknown cause" if cause == Cause.UNKNOWN else cause_name(cause)
+def measures_shown(answer: Row) -> list[Row]:
+    """The measures that any request has, in the order of a request's life."""
+    found = [each for each in answer["times"] if each["requests"] and each["of"] in MEASURES]
+    return sorted(found, key=lambda each: [*MEASURES].index(each["of"]))
 
 
-def measure_rows(answer: Row) -> list[Row]:
-    """Each measure with its percentiles; those that no request has are left out."""
-    by_name = {each["of"]: each for each in answer["times"]}
+def measure_rows(measures: Iterable[Row]) -> list[Row]:
+    """Each measure with its percentiles."""
     return [
         {
-            "Time": name,
+            "Time": MEASURES[each["of"]],
             "Requests": each["requests"],
-            "p50": each["p50_ns"] / 1e9,
-            "p90": each["p90_ns"] / 1e9,
-            "p99": each["p99_ns"] / 1e9,
+            **{name: each[f"{name}_ns"] / 1e9 for name in ("p50", "p90", "p99")},
         }
-        for of, name in MEASURES.items()
-        if (each := by_name.get(of)) and each["requests"]
+        for each in measures
     ]
-
-
-def measures_shown(answer: Row) -> list[str]:
-    """The measures of these rows."""
-    present = {each["of"] for each in answer["times"] if each["requests"]}
-    return [of for of in MEASURES if of in present]
 
 
 def heat_map(answer: Row, *, dark: bool) -> Chart:
@@ -158,7 +137,7 @@ def heat_map(answer: Row, *, dark: bool) -> Chart:
     # The ends are given, since the rows come after the spec.
     durations = alt.Scale(type="log", nice=False, domain=[seconds[0], max(seconds[-1], seconds[0] * 2)])
     axis = alt.Axis(values=TICKS_S, minExtent=52, maxExtent=52, labelPadding=6, labelExpr=LABELS)
-    shades = alt.Scale(type="log", domain=[1, max(2, most)], range=[*SHADES])
+    shades = alt.Scale(type="log", domain=[1, max(2, most)], range=[0.25, 1.0])
     cells_: Chart = (
         alt.Chart(data(rows, "heat map"))
         .mark_rect(cursor="crosshair", clip=True, color=BLUE.on(dark=dark))
@@ -173,23 +152,6 @@ def heat_map(answer: Row, *, dark: bool) -> Chart:
     )
     brush = alt.selection_interval(name=AREA, encodings=["x", "y"])
     return framed(cells_.add_params(brush).properties(height=_HEIGHT))
-
-
-def scale(answer: Row, *, dark: bool) -> dict[str, str]:
-    """The legend of the heat map: numbers of requests, and their colours."""
-    most = max(2, *answer["cells"]["requests"], 0)
-    numbers = sorted({1, round(sqrt(most)), most})
-    colour = BLUE.on(dark=dark)
-    return {
-        some(number, "request"): f"color-mix(in srgb, {colour} {100 * _shade(number, most):.0f}%, transparent)"
-        for number in numbers
-    }
-
-
-def _shade(number: int, most: int) -> float:
-    """The opacity of a cell."""
-    least, strongest = SHADES
-    return least + (strongest - least) * log(number) / log(most)
 
 
 def seconds_shown(ns: int) -> float:

@@ -5,18 +5,14 @@ A `curve` is an item of `memory` in `/api/efficiency`; its points are shares of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.tracer.model import store_size
-from kvtrail.tracer.model.cause_words import cache, in_sums
-from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.words import percent, size, some
 
 MIB, GIB = 1 << 20, 1 << 30
-_OF_NO_SIZE = ("new", "unaligned", "last-token", "unknown")
-"""Causes that no store of any size changes, or that are not known."""
 
 
 def limit_of(curve: Row, engines: Iterable[Row]) -> int | None:
@@ -28,19 +24,9 @@ def limit_of(curve: Row, engines: Iterable[Row]) -> int | None:
     return None
 
 
-def is_gone(curve: Row, engines: Iterable[Row]) -> bool:
-    """Whether the engine of a curve has ended, or is not reported any more."""
-    return all(engine["engine"] != curve["engine"] or not engine["recorders"] for engine in engines)
-
-
 def today(curve: Row, limit: int | None) -> float | None:
     """The number of chunks that the store holds today; None if not known."""
     return limit / curve["chunk_bytes"] if limit and curve["chunk_bytes"] else None
-
-
-def share_at(curve: Row, chunks: float) -> float:
-    """The share that a store of `chunks` chunks would have given."""
-    return max((point["share"] for point in curve["points"] if point["chunks"] <= chunks), default=0.0)
 
 
 def unit(curve: Row) -> tuple[str, float]:
@@ -52,27 +38,23 @@ def unit(curve: Row) -> tuple[str, float]:
     return f"{name} on each worker", curve["chunk_bytes"] / size_
 
 
-def sums_of(curve: Row, savings: Row) -> Row | None:
-    """The sums of the engine and connector of a curve."""
-    owner = (curve["engine"], curve["connector"])
-    return next((p["worth"] for p in savings["by_place"] if (p["engine"], p["connector"]) == owner), None)
-
-
 def given_of(curve: Row, savings: Row) -> float | None:
     """The measured share that the store of a curve gave."""
-    sums = sums_of(curve, savings)
-    return None if sums is None else store_size.given(sums)
+    owner = (curve["engine"], curve["connector"])
+    return next(
+        (store_size.given(p["worth"]) for p in savings["by_place"] if (p["engine"], p["connector"]) == owner), None
+    )
 
 
 def most_to_gain(savings: Row) -> Row | None:
     """The curve of the connector that another size of its store would change most; None if there is no curve."""
-    return max(savings["memory"], key=lambda curve: gain(curve, given_of(curve, savings)), default=None)
 
+    def gain(curve: Row) -> float:
+        """Tokens that a store of the best size would have given beyond what this one gave."""
+        best = curve["points"][-1]["share"] if curve["points"] else 0.0
+        return float(max(0.0, best - (given_of(curve, savings) or 0.0)) * curve["wanted"])
 
-def gain(curve: Row, given: float | None) -> float:
-    """Tokens that a store of the best size would have given beyond what this one gave."""
-    best = curve["points"][-1]["share"] if curve["points"] else 0.0
-    return float(max(0.0, best - (given or 0.0)) * curve["wanted"])
+    return max(savings["memory"], key=gain, default=None)
 
 
 def place(curve: Row, savings: Row) -> str:
@@ -81,26 +63,6 @@ def place(curve: Row, savings: Row) -> str:
         return ""
     engine = savings["engine_names"].get(curve["engine"], curve["engine"])
     return f"{text.plain(curve['connector'])} in {text.plain(engine)}"
-
-
-def better(curve: Row, *, limit: int | None, given: float | None, place: str = "") -> str:
-    """The size that would have given much more than today's store, in a sentence; empty if none would, or if it is not known
-    what this store gave. `place` names the store where there are several."""
-    held, point = today(curve, limit), store_size.better(curve["points"], given)
-    if point is None or (held is not None and held >= point["chunks"]):
-        return ""
-    a = f"For {place}, a" if place else "A"
-    return (
-        f"{a} store of {stored(curve, point['chunks'])} would have given {percent(point['share'])} of what vLLM's own"
-        f" cache did not hold, by the estimate below; this one gave {percent(given or 0.0)}."
-    )
-
-
-def better_of(savings: Row, engines: Iterable[Row]) -> str:
-    """The same sentence about the store that another size would change most; empty where there is none."""
-    if (curve := most_to_gain(savings)) is None:
-        return ""
-    return better(curve, limit=limit_of(curve, engines), given=given_of(curve, savings), place=place(curve, savings))
 
 
 def rows(curve: Row) -> list[Row]:
@@ -124,21 +86,8 @@ def stored(curve: Row, chunks: float) -> str:
     return size(chunks * curve["chunk_bytes"]) if curve["chunk_bytes"] else some(round(chunks), "chunk")
 
 
-def sentences(
-    curve: Row,
-    *,
-    limit: int | None,
-    given: float | None = None,
-    causes: Mapping[str, int] | None = None,
-    is_gone: bool = False,
-) -> str:
-    """What today's store gives, and the size beyond which nothing is gained.
-
-    Args:
-        given: the measured share of today's store.
-        causes: the tokens by cause and tier, where they are recorded.
-        is_gone: whether the engine has ended, so that the limit of its store is not reported any more.
-    """
+def sentences(curve: Row, *, limit: int | None, given: float | None = None) -> str:
+    """What today's store gives, which is also measured if `given`, and the size beyond which nothing is gained."""
     if not curve["points"]:
         return "No prefix was asked for twice, so no memory would have given anything."
     held, enough = today(curve, limit), curve["points"][-1]
@@ -147,19 +96,17 @@ def sentences(
     if held is None:
         return (
             f"At most {percent(enough['share'])} of what vLLM's own cache did not hold could have been given. {most} How much"
-            f" the store may hold is not known: {_unsized(limit, is_gone=is_gone)}.{measured}"
+            f" the store may hold is not known.{measured}"
         )
-    now = share_at(curve, held)
+    share = max((point["share"] for point in curve["points"] if point["chunks"] <= held), default=0.0)
     if held >= enough["chunks"]:
-        if given is not None and now - given >= store_size.MUCH:
-            return (
-                f"Today's {stored(curve, held)} have room for all that is asked for again, {percent(now)} of what"
-                " vLLM's own cache"
-                f" does not hold. As measured, it gave {percent(given)}, and not for want of"
-                f" room{_instead(causes or {})}. {most}"
-            )
-        return f"Today's {stored(curve, held)} have room for all that is asked for again.{measured} {most}"
-    return f"Today's {stored(curve, held)} give {percent(now)} of what vLLM's own cache does not hold.{measured} {most}"
+        return (
+            f"Today's {stored(curve, held)} have room for all that is asked for again, {percent(share)} of what vLLM's own"
+            f" cache does not hold.{measured} {most}"
+        )
+    return (
+        f"Today's {stored(curve, held)} give {percent(share)} of what vLLM's own cache does not hold.{measured} {most}"
+    )
 
 
 def counted_since(curve: Row) -> str:
@@ -168,25 +115,3 @@ def counted_since(curve: Row) -> str:
         return ""
     since = text.clock(curve["since_s"] * 10**9)[: -len(":00.000")]
     return f" It counts from about {since} on: what was stored before then is taken for new."
-
-
-def _instead(causes: Mapping[str, int]) -> str:
-    """The largest cause by which tokens were computed that a store could have given, in words; empty if it is not known."""
-    others = [
-        (tokens, name)
-        for name, tokens in causes.items()
-        if tokens and (cause := name.partition(":")[0]) not in REUSED and cause not in _OF_NO_SIZE
-    ]
-    if not others:
-        return ""
-    tokens, name = max(others)
-    cause, _, tier = name.partition(":")
-    share = percent(tokens / sum(each for each, _ in others))
-    return f": {share} of the rest {in_sums(cause)}" + (f" ({cache(tier)})" if tier else "")
-
-
-def _unsized(limit: int | None, *, is_gone: bool) -> str:
-    """Why today's size is not known."""
-    if limit is None:
-        return "its engine has ended" if is_gone else "its settings name no limit"
-    return "no worker reports the bytes of its copies"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
@@ -13,64 +12,43 @@ from kvtrail.tracer.model.words import count, some
 
 TIMED = ("overview", "requests", "findings", "savings")
 """The pages to which a sentence's link carries the time range."""
-LEAST_RATE = 0.1
-"""A lower rate would be shown as 0.0."""
 ICONS = {"lost": "error", "warning": "warning", "calm": "check_circle"}
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """A sentence on the first page: its `level` (`lost`, `warning` or `calm`), and the page and query that it links to."""
-
-    level: str
-    text: str
-    page: str
-    query: Mapping[str, str]
-
-
-def statements(status: Row, shown: TimeRange) -> list[Statement]:
-    """The tracer's sentences, worst first. An unknown level (of a newer tracer) counts as a warning."""
+def statements(status: Row, shown: TimeRange) -> list[Row]:
+    """The tracer's sentences, worst first: each with its `level`, `text`, and the `page` and `query` that it links to. An
+    unknown level (of a newer tracer) counts as a warning."""
     return [
-        Statement(
-            level=each["level"] if each["level"] in ICONS else "warning",
-            text=each["text"],
-            page=each["page"],
-            query={
+        {
+            **each,
+            "level": each["level"] if each["level"] in ICONS else "warning",
+            "query": {
                 **(shown.address if each["page"] in TIMED else {}),
                 **{name: str(value) for name, value in (each.get("query") or {}).items()},
             },
-        )
+        }
         for each in status["statements"]
     ]
 
 
-def cards(status: Row, saved: Row) -> list[tuple[str, str, str, str]]:
+def cards(status: Row, saved: Row) -> list[list[str]]:
     """The few numbers of the range that are not zero: name, value, note, and the glossary's term. `saved` is the answer
-    of `/api/efficiency`; rates are by the minutes of the status."""
+    of `/api/efficiency`."""
     sums, outcomes, rules = saved["worth"], status["outcomes"], status["rules"]
-    began = sum(outcomes.values())
     waited_s = sums["waited_s"] + sums["postponed_s"]
-    found = sum(rule["findings"] for rule in rules)
+    tokens, spared = f"of {text.short(sums['asked'])} tokens", f"{some(sums['spared'], 'token')} spared"
+    known = findings.known(rules)
+    of_rules = f"{count(known)} known" if known else f"of {some(len(rules), 'rule')}"
+    began, found = sum(outcomes.values()), sum(rule["findings"] for rule in rules)
     shown = [
-        (began, ("Requests", count(began), _outcomes(outcomes) or _a_minute(began, status["minutes"]), "requests")),
-        (
-            sums["asked"],
-            ("Hit rate", text.percent(sums["hit_share"]), f"of {text.short(sums['asked'])} tokens", "hit rate"),
-        ),
-        (sums["spared"], ("Prefill saved", text.percent(savings.saved_share(sums)), _saved(sums), "prefill saved")),
-        (waited_s, ("Waited for KV", text.seconds(waited_s), savings.waits(sums), "waited for KV")),
-        (
-            sums["preemptions"],
-            (
-                "Preemptions",
-                count(sums["preemptions"]),
-                _a_minute(sums["preemptions"], status["minutes"]),
-                "preemption",
-            ),
-        ),
-        (found, ("Findings", count(found), _of_rules(rules), "finding")),
+        (began, "Requests", count(began), _outcomes(outcomes), "requests"),
+        (sums["asked"], "Hit rate", text.percent(sums["hit_share"]), tokens, "hit rate"),
+        (sums["spared"], "Prefill saved", text.percent(savings.saved_share(sums)), spared, "prefill saved"),
+        (waited_s, "Waited for KV", text.seconds(waited_s), savings.waits(sums), "waited for KV"),
+        (sums["preemptions"], "Preemptions", count(sums["preemptions"]), "", "preemption"),
+        (found, "Findings", count(found), of_rules, "finding"),
     ]
-    return [each for number, each in shown if number]
+    return [card for number, *card in shown if number]
 
 
 def _outcomes(outcomes: Mapping[str, int]) -> str:
@@ -83,28 +61,13 @@ def _outcomes(outcomes: Mapping[str, int]) -> str:
     return ", ".join(parts)
 
 
-def _saved(sums: Row) -> str:
-    """The time that was saved, or the tokens where it is not known."""
-    seconds = sums["prefill_saved_s"]
-    return f"{text.seconds(seconds)} of time" if seconds is not None else f"{some(sums['spared'], 'token')} spared"
-
-
-def _of_rules(rules: Sequence[Row]) -> str:
-    """Of how many rules the findings are, or how many are known: a sum that is all known needs nobody."""
-    number = findings.known(rules)
-    return f"{count(number)} known" if number else f"of {some(len(rules), 'rule')}"
-
-
-def _a_minute(number: int, minutes: float) -> str:
-    """A count as a rate."""
-    a_minute = number / minutes
-    return f"{text.rate(a_minute)} a minute" if a_minute >= LEAST_RATE else f"under {LEAST_RATE} a minute"
-
-
-def engine_settings(url: str, *, wants_token: bool) -> str:
+def engine_settings(url: str) -> str:
     """The shell command that starts a traced engine and sends its spans here; only the model is a placeholder."""
-    settings = ["KVTRAIL_TRACE=1", "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf", f"OTEL_EXPORTER_OTLP_ENDPOINT={url}"]
-    if wants_token:
-        settings.append("OTEL_EXPORTER_OTLP_HEADERS='authorization=Bearer%20TOKEN'")
-    connector = '\'{"kv_connector": "OffloadConnector", "kv_role": "kv_both"}\''
-    return " \\\n".join([*settings, f"vllm serve MODEL --kv-transfer-config {connector}"])
+    return " \\\n".join(
+        (
+            "KVTRAIL_TRACE=1",
+            "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",
+            f"OTEL_EXPORTER_OTLP_ENDPOINT={url}",
+            """vllm serve MODEL --kv-transfer-config '{"kv_connector": "OffloadConnector", "kv_role": "kv_both"}'""",
+        )
+    )

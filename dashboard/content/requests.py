@@ -38,8 +38,6 @@ DIMENSIONS = {
 }
 """What requests are grouped by. A prefix is a hash, which stands for the first 64 tokens of a prompt."""
 CHOICES = {name: f"By {text.lower()}" for name, text in DIMENSIONS.items()}
-PERCENTILES = ("p50", "p90", "p99")
-SHARES = ("Hit rate", "vLLM's own")
 _OWN_FILTER = {"engine": "on", "model": "model"}
 """The dimensions for which the page of requests has a filter; the others are conditions."""
 
@@ -128,14 +126,17 @@ def duration_ns(request: Row, *, now_ns: int) -> int:
 
 
 def group_rows(answer: Row) -> list[Row]:
-    """A row for each group: percentiles in seconds, and shares of the tokens of its prompts in percent."""
+    """A row for each group: percentiles in seconds, and shares of the tokens of its prompts."""
     return [
         {
             DIMENSIONS[answer["by"]]: _group_name(answer["by"], group),
             "Requests": group["all_requests"],
-            **dict(zip(PERCENTILES, map(_seconds, (group["p50_ns"], group["p90_ns"], group["p99_ns"])), strict=True)),
+            **{name: None if (ns := group[f"{name}_ns"]) is None else ns / 1e9 for name in ("p50", "p90", "p99")},
             "Tokens": group["asked"],
-            **dict(zip(SHARES, (_share(group, group["loaded"]), _share(group, group["held"])), strict=True)),
+            **{
+                name: group[part] / group["asked"] if group["asked"] else None
+                for name, part in (("Hit rate", "loaded"), ("vLLM's own", "held"))
+            },
         }
         for group in answer["groups"]
     ]
@@ -144,14 +145,10 @@ def group_rows(answer: Row) -> list[Row]:
 def group_filters(answer: Row, others: Mapping[str, str]) -> list[dict[str, str]]:
     """For each group what selects its requests, in the address of that page; `others` are the conditions in use."""
     by, where = answer["by"], others.get("where", "")
-    found = []
-    for group in answer["groups"]:
-        if by in _OWN_FILTER:
-            found.append({_OWN_FILTER[by]: group["name"]})
-        else:
-            own = f"{by} = {group['name']}"
-            found.append({"where": f"{where} and {own}" if where and own not in where else own})
-    return found
+    if by in _OWN_FILTER:
+        return [{_OWN_FILTER[by]: group["name"]} for group in answer["groups"]]
+    conditions = [f"{by} = {group['name']}" for group in answer["groups"]]
+    return [{"where": f"{where} and {own}" if where and own not in where else own} for own in conditions]
 
 
 def group_note(answer: Row, time: str) -> str:
@@ -167,11 +164,3 @@ def _group_name(by: str, group: Mapping[str, Any]) -> str:
     if by == "tenant":
         return tenant_name(name, {name: text} if text != name else {})
     return text or "not known"
-
-
-def _seconds(ns: int | None) -> float | None:
-    return None if ns is None else ns / 1e9
-
-
-def _share(group: Mapping[str, Any], tokens: int) -> float | None:
-    return 100 * tokens / group["asked"] if group["asked"] else None

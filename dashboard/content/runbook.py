@@ -10,7 +10,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-from kvtrail.tracer.model.nearest import nearest
 from kvtrail.tracer.rules import pages
 
 INDEX = Path(__file__).parents[1] / "runbooks.md"
@@ -34,11 +33,6 @@ def text(name: str) -> str | None:
     markdown = _of_rule(name) if name in pages.files() else file.read_text()
     # Headings go down a level, to the size of other pages' headings.
     return re.sub(r"^(#+ )", r"#\1", _LINK.sub(_page_link, markdown), flags=re.MULTILINE)
-
-
-def similar(name: str) -> list[str]:
-    """Names that look like `name`, the closest first."""
-    return nearest(name, names())
 
 
 def _of_rule(rule: str) -> str:

@@ -6,7 +6,6 @@ tracer/savings/sums.py.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from kvtrail.dashboard.client import Row
@@ -20,8 +19,6 @@ WORTH = 0.01
 """The share of prefill from which on the offload counts as worth its memory."""
 NO_HIT_POSSIBLE, MOSTLY_NEW = (Cause.NEW, Cause.UNALIGNED), 0.9
 """Where this share of what was computed could not be held by any cache, that nothing was loaded is no verdict."""
-MOST_NAMED = 5
-"""Engines that a sentence names."""
 _TIERS = {"store": "connector's store", "other": "other tiers"}
 
 
@@ -57,30 +54,8 @@ def _new_share(sums: Row) -> float:
     return new / sum(computed.values()) if computed else 0.0
 
 
-def costs_s(sums: Row) -> tuple[float, float]:
-    """Seconds in loads and in stores. Requests wait for asynchronous loads: the longer of wait and copy counts, once."""
-    return max(sums["waited_s"] + sums["postponed_s"], sums["load_s"]), sums["store_s"]
-
-
-def verdict(savings: Row, engines: Iterable[Row]) -> tuple[str, str]:
-    """The page's first line: a level of the palette, and whether the offload is worth its memory. What only engines have
-    saved that are gone does not make it so."""
-    running = {engine["engine"] for engine in engines if engine["state"] == "running"}
-    spared: Counter[str] = Counter()
-    for place in savings["by_place"]:
-        spared[place["engine"]] += place["worth"]["spared"]
-    idle = running & spared.keys()
-    if not spared.total() or not idle or any(spared[engine] for engine in idle):
-        return is_it_worth_it(savings["worth"])
-    share = text.percent(saved_share(savings["worth"]))
-    return "warning", (
-        f"Not worth its memory now: all that was saved in this range, {share} of prefill, was saved by engines that have"
-        f" ended; {some(len(idle), 'engine')} that {'runs' if len(idle) == 1 else 'run'} saved nothing."
-    )
-
-
 def is_it_worth_it(sums: Row) -> tuple[str, str]:
-    """The same by the sums alone."""
+    """The page's first line: a level of the palette, and whether the offload is worth its memory."""
     share, saved_s = saved_share(sums), sums["prefill_saved_s"]
     if not sums["spared"] and (new := _new_share(sums)) >= MOSTLY_NEW:
         return (
@@ -95,7 +70,8 @@ def is_it_worth_it(sums: Row) -> tuple[str, str]:
             f"{'Hardly worth its memory in this range: it' if is_little else 'It'} spared {text.percent(share)} of prefill:"
             f" {count(sums['spared'])} of {some(_to_prefill(sums), 'token')}. In seconds: not measured."
         )
-    loads_s, stores_s = costs_s(sums)
+    # Requests wait for asynchronous loads: the longer of wait and copy counts, once.
+    loads_s, stores_s = max(sums["waited_s"] + sums["postponed_s"], sums["load_s"]), sums["store_s"]
     net_s = saved_s - loads_s - stores_s
     of = f"{text.seconds(saved_s)} of {text.seconds(saved_s / share)} of prefill saved"
     cost = f"{text.seconds(loads_s)} in loads, {text.seconds(stores_s)} in stores"
@@ -110,60 +86,30 @@ def is_it_worth_it(sums: Row) -> tuple[str, str]:
     )
 
 
-def without_savings(savings: Row) -> str:
-    """The engines that saved nothing while others did, in a sentence; empty if there are none."""
-    wanted: Counter[str] = Counter()
-    spared: Counter[str] = Counter()
-    for place in savings["by_place"]:
-        wanted[place["engine"]] += place["worth"]["asked"] - place["worth"]["local"]
-        spared[place["engine"]] += place["worth"]["spared"]
-    names = savings["engine_names"]
-    without = sorted(names.get(engine, engine) for engine, tokens in wanted.items() if tokens and not spared[engine])
-    if not without or not spared.total():
-        return ""
-    named, rest = ", ".join(map(text.plain, without[:MOST_NAMED])), len(without) - MOST_NAMED
-    if rest > 0:
-        named += f" and {some(rest, 'other')}"
-    return f"{count(len(without))} of {some(len(wanted), 'engine')} saved nothing: {named}."
-
-
 def memory_held(savings: Row, engines: Iterable[Row]) -> str:
     """The host memory that the connectors in the sums hold, by their probes, of what their settings allow."""
     summed = {place["engine"] for place in savings["by_place"]}
     reporting = [engine for engine in engines if engine["engine"] in summed and engine["recorders"]]
-    held = [(_most(engine, "held_bytes"), _most(engine, "memory_limit")) for engine in reporting]
-    known = [(bytes_, limit) for bytes_, limit in held if bytes_ is not None]
+    known = [engine for engine in reporting if _most(engine, "held_bytes") is not None]
     if not known:
         return "How much host memory it holds is not known: no probe of an engine that reports reads it."
-    limits = [limit for _, limit in known if limit is not None]
-    of = f" of {size(sum(limits))}" if len(limits) == len(known) else ""
+    held, limits = ([_most(engine, name) for engine in known] for name in ("held_bytes", "memory_limit"))
+    of = "" if None in limits else f" of {size(sum(filter(None, limits)))}"
     each = " on each worker" if any(len(engine["recorders"]) > 1 for engine in reporting) else ""
-    amount = size(sum(bytes_ for bytes_, _ in known))
+    amount = size(sum(filter(None, held)))
     return f"It holds {amount}{of} of host memory{each} in {count(len(known))} of {some(len(summed), 'engine')}."
 
 
 def cards(sums: Row) -> list[list[str]]:
     """The cards at the top of the page, beside what the first line says: name, value, note, and the glossary's term. Those
     that are zero are left out."""
-    unused = sums["lookups_unused"]
+    unused, asked, again = sums["lookups_unused"], sums["asked"], sums["recomputed"]
     share = f"{text.percent(_share(unused, sums['lookups']))} of {text.short(sums['lookups'])} lookups"
     waited_s = sums["waited_s"] + sums["postponed_s"]
     shown = [
-        (
-            sums["asked"],
-            "Hit rate",
-            text.percent(sums["hit_share"]),
-            f"of {text.short(sums['asked'])} tokens",
-            "hit rate",
-        ),
+        (asked, "Hit rate", text.percent(sums["hit_share"]), f"of {text.short(asked)} tokens", "hit rate"),
         (sums["local"], "vLLM's own", text.percent(sums["local_share"]), "its prefix cache", "vLLM's own hit rate"),
-        (
-            sums["recomputed"],
-            "Held, yet computed",
-            text.short(sums["recomputed"]),
-            "tokens the store had",
-            "held, yet computed",
-        ),
+        (again, "Held, yet computed", text.short(again), "tokens the store had", "held, yet computed"),
         (unused, "Unused lookups", count(unused), share, "unused lookups"),
         (waited_s, "Waited for KV", text.seconds(waited_s), waits(sums), "waited for KV"),
     ]
@@ -179,38 +125,31 @@ def waits(sums: Row) -> str:
 
 def source_of_savings(sums: Row) -> str:
     """How the saved seconds were calculated, or why they are unknown."""
-    rate = sums["prefill_tokens_per_s"]
-    if sums["prefill_saved_s"] is not None:
-        here = "" if rate is None else f" (here {text.rate(rate)} tokens/s)"
-        unrated = sums["spared_unrated"]
-        return (
-            "Prefill saved: the spared tokens (loaded, not computed), divided by the prefill rate of their own"
-            f" engine{here}, as measured from its steps in this window."
-            + (f" {some(unrated, 'token')} of engines with an unknown rate are left out." if unrated else "")
-        )
     if not sums["spared"]:
         return "No prefill was saved in this window: nothing was loaded in place of being computed."
+    if sums["prefill_saved_s"] is None:
+        return (
+            "How many seconds of prefill were saved is not known, because no engine's prefill rate is: it is measured from"
+            " consecutive steps, which are recorded at level `detailed`."
+        )
+    unrated = sums["spared_unrated"]
     return (
-        "How many seconds of prefill were saved is not known, because no engine's prefill rate is: it is measured from"
-        " consecutive steps, which are recorded at level `detailed`."
+        "Prefill saved: the spared tokens (loaded, not computed), divided by the prefill rate of their own engine, as"
+        " measured from its steps in this window."
+        + (f" {some(unrated, 'token')} of engines with an unknown rate are left out." if unrated else "")
     )
 
 
 def limits(sums: Row) -> str:
     """What the numbers omit; empty if nothing."""
-    sentences = []
-    if sums["hidden"]:
-        sentences.append(
-            f"{count(sums['hidden'])} of {some(sums['admissions'], 'admission')} went through a connector that hides what"
-            " its store held, so more tokens may have been computed in vain."
-        )
-    if sums["handed"]:
-        sentences.append(
-            f"{some(sums['handed'], 'token')} were computed by another engine and handed over: that is not counted as saved."
-        )
-    if sums["failed"]:
-        sentences.append(f"{some(sums['failed'], 'token')} were to be loaded and failed.")
-    return " ".join(sentences)
+    said = {
+        "hidden": f"{count(sums['hidden'])} of {some(sums['admissions'], 'admission')} went through a connector that hides"
+        " what its store held, so more tokens may have been computed in vain.",
+        "handed": f"{some(sums['handed'], 'token')} were computed by another engine and handed over: that is not counted as"
+        " saved.",
+        "failed": f"{some(sums['failed'], 'token')} were to be loaded and failed.",
+    }
+    return " ".join(sentence for name, sentence in said.items() if sums[name])
 
 
 def copy_rows(sums: Row) -> list[Row]:
@@ -236,8 +175,8 @@ def place_rows(efficiency: Row, models: dict[str, str]) -> list[Row]:
             "Engine": names.get(place["engine"], place["engine"]),
             "Connector": place["connector"],
             "Model": models.get(place["engine"]) or None,
-            "Hit rate": _hundredths(sums["hit_share"]),
-            "vLLM's own": _hundredths(sums["local_share"]),
+            "Hit rate": sums["hit_share"],
+            "vLLM's own": sums["local_share"],
             "Spared": sums["spared"],
             "Saved": sums["prefill_saved_s"],
             "Waited": sums["waited_s"] + sums["postponed_s"],
@@ -263,7 +202,3 @@ def _most(engine: Row, name: str) -> int | None:
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
-
-
-def _hundredths(share: float | None) -> float | None:
-    return None if share is None else share * 100

@@ -34,11 +34,6 @@ def moment(at_ns: int) -> datetime | None:
     return datetime.fromtimestamp(at_ns / 1e9, UTC) if at_ns else None
 
 
-def rate(per_second: float) -> str:
-    """A rate, with one decimal below 100."""
-    return f"{per_second:,.1f}" if 0 < per_second < 100 else f"{per_second:,.0f}"
-
-
 def short(number: float) -> str:
     """A large count: 940, 12.3 k, 4.56 M."""
     for unit in ("", " k", " M", " G"):
@@ -60,6 +55,11 @@ def seconds(value: float | None) -> str:
     if value is None:
         return NOTHING
     return "0 s" if not value else f"{'-' * (value < 0)}{duration(round(abs(value) * 1e9))}"
+
+
+def milliseconds(value: float) -> str:
+    """The same of milliseconds."""
+    return seconds(value / 1000)
 
 
 def bandwidth(bytes_per_s: float | None) -> str:

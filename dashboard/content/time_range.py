@@ -48,33 +48,17 @@ class TimeRange:
     @property
     def address(self) -> dict[str, str]:
         """The parameters of a page's address."""
-        begin, end = self.relative.split(" to ") if self.relative else map(_written, (self.since_ns, self.until_ns))
-        return {"from": begin, "to": end}
-
-    @property
-    def fixed(self) -> TimeRange:
-        """The same range, no longer relative."""
-        return TimeRange(self.since_ns, self.until_ns)
+        begin, end = self.field().split(" to ")
+        return {"from": begin, "to": end} if self.relative else {"from": _iso_of(begin), "to": _iso_of(end)}
 
     @property
     def choice(self) -> str | None:
         """The quick choice that equals this range, if any."""
-        if not (self.relative and self.relative.endswith(" to now")):
-            return None
-        length = self.until_ns - self.since_ns
-        return next((name for name, choice in RANGES.items() if length == int(choice[:-1]) * _UNITS[choice[-1]]), None)
+        return next((name for name, length in RANGES.items() if self.relative == f"now-{length} to now"), None)
 
     def field(self) -> str:
         """As a person would type it: `now-1h to now`, or `2026-11-20 20:11:25 to 2026-11-21 20:11:25`."""
         return self.relative or " to ".join(map(_moment, (self.since_ns, self.until_ns)))
-
-    def text(self, *, now_ns: int) -> str:
-        """Both ends in words: 12:00:01 to 13:00:01 UTC. Each has its date, unless both are today."""
-        ends = (self.since_ns, self.until_ns)
-        is_today = {day(end) for end in ends} == {day(now_ns)}
-        return (
-            " to ".join(clock(end).partition(".")[0] if is_today else _moment(end, fine=False) for end in ends) + " UTC"
-        )
 
     def narrowed(self, begin_ms: float, end_ms: float) -> TimeRange | None:
         """The part drawn on a chart, in Unix milliseconds; None if it is too short to show anything."""
@@ -163,11 +147,10 @@ def _iso(text: str) -> int | None:
     return at_ns if 0 <= at_ns <= LATEST_NS else None
 
 
-def _written(at_ns: int) -> str:
-    return _moment(at_ns).replace(" ", "T") + "Z"
+def _moment(at_ns: int) -> str:
+    """2026-11-20 20:11:25, with milliseconds if not zero."""
+    return f"{day(at_ns)} {clock(at_ns).removesuffix('.000')}"
 
 
-def _moment(at_ns: int, *, fine: bool = True) -> str:
-    """2026-11-20 20:11:25, with milliseconds if `fine` and not zero."""
-    time = clock(at_ns).removesuffix(".000")
-    return f"{day(at_ns)} {time if fine else time.partition('.')[0]}"
+def _iso_of(moment: str) -> str:
+    return moment.replace(" ", "T") + "Z"

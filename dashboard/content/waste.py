@@ -22,26 +22,21 @@ NOT_RECORDED = "not recorded"
 def sentence(answer: Row) -> str:
     """How much was computed again, and what that cost, in bold; then what the numbers leave out."""
     whole = answer["whole"]
-    if not answer["computed"]:
-        return "**Nothing is known of computed tokens in this range**: none has a recorded cause."
     if not whole["tokens"]:
         return "**Nothing that a cache had held was computed again**, by what is recorded."
-    share = f" ({text.percent(whole['tokens'] / answer['computed'])})" if answer["computed"] else ""
+    share = text.percent(whole["tokens"] / answer["computed"])
     cost = "" if whole["seconds"] is None else f": {text.seconds(whole['seconds'])} of prefill"
-    parts = [
-        f"**{count(whole['tokens'])} of {some(answer['computed'], 'computed token')}{share} had been held by a cache before"
-        f"{cost}**, in {some(whole['admissions'], 'admission')}."
-    ]
-    if whole["seconds"] is None:
-        parts.append("In seconds: not measured, since no step shows how fast these engines prefill.")
-    elif whole["unrated"]:
-        parts.append(
-            f"The seconds leave out {some(whole['unrated'], 'token')} of engines that have not shown how fast they prefill."
-        )
+    said = (
+        f"**{count(whole['tokens'])} of {some(answer['computed'], 'computed token')} ({share}) had been held by a cache"
+        f" before{cost}**, in {some(whole['admissions'], 'admission')}."
+    )
+    if whole["unrated"]:
+        left_out = "" if whole["seconds"] is None else f"The seconds leave out {some(whole['unrated'], 'token')}: "
+        said += f" {left_out}Not every engine has shown how fast it prefills."
     if answer["covered_from_ns"] > answer["since_ns"]:
         at = text.clock(answer["covered_from_ns"], now_ns=answer["until_ns"]).partition(".")[0]
-        parts.append(f"There is too much for one answer: this is what was admitted from {at} UTC on.")
-    return " ".join(parts)
+        said += f" There is too much for one answer: this is what was admitted from {at} UTC on."
+    return said
 
 
 def tenant_rows(answer: Row) -> list[Row]:
@@ -53,8 +48,7 @@ def tenant_rows(answer: Row) -> list[Row]:
 def narrowed_to(answer: Row, chosen: Mapping[str, str]) -> str:
     """What the page is narrowed down to, for people."""
     names = {each["tenant"]: _tenant(each) for each in answer["by_tenant"]}
-    texts = [f"{kind} {names.get(value, value) if kind == 'tenant' else value}" for kind, value in chosen.items()]
-    return f"Only {', '.join(texts)}: show all"
+    return f"Only {', '.join(f'{kind} {names.get(value, value)}' for kind, value in chosen.items())}: show all"
 
 
 def prefix_rows(answer: Row) -> list[Row]:
@@ -100,5 +94,5 @@ def _tenant(group: Row) -> str:
 
 def _numbers(group: Row, whole: int) -> Row:
     """What a group adds."""
-    share = group["tokens"] / whole * 100 if whole else None
+    share = group["tokens"] / whole if whole else None
     return {"Tokens": group["tokens"], "Share": share, "Prefill": group["seconds"], "Admissions": group["admissions"]}

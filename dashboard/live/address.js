@@ -1,4 +1,4 @@
-// The range as text, and the address of the view.
+// The range as text.
 
 import { clock, day, rangeOf } from "./time.js";
 
@@ -16,16 +16,4 @@ export function rangeText(view, now_ms) {
 function shortSpan(span_ms) {
   const unit = Object.keys(UNITS_MS).find((each) => span_ms % UNITS_MS[each] === 0) ?? "s";
   return `${Math.max(1, Math.round(span_ms / UNITS_MS[unit]))}${unit}`;
-}
-
-/** An address that shows the same later: a relative range becomes absolute. */
-export function linkTo(view, now_ms, page) {
-  const { from, to } = rangeOf(view, now_ms);
-  const written = (at) => new Date(at).toISOString();
-  const query = new URLSearchParams(page.search);
-  query.delete("fold");
-  query.set("from", written(from));
-  query.set("to", written(to));
-  for (const engine of view.folded) query.append("fold", engine);
-  return `${page.origin}${page.pathname}?${query}`;
 }

@@ -1,13 +1,24 @@
-"""The component in Streamlit's form: one JavaScript module, one style sheet, one piece of HTML."""
+"""The component in Streamlit's form: one JavaScript module, one style sheet, one piece of HTML; and its data.
+
+JavaScript's numbers cannot hold Unix nanoseconds: moments become milliseconds.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
+from msgspec import to_builtins
 from streamlit.components.v2.types import ComponentRenderer
 
+from kvtrail.dashboard import palette
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content.charts import marker_kind, marker_text
+from kvtrail.dashboard.content.text import clock
+from kvtrail.dashboard.live.view import View, ms_of
 from kvtrail.dashboard.scripts import FOLDER as SHARED
 from kvtrail.dashboard.scripts import joined
 
@@ -22,7 +33,7 @@ NAME = "kvtrail_live"
 
 def script() -> str:
     """All modules as one."""
-    return joined([SHARED / "copying.js", SHARED / "ids.js", *(FOLDER / f"{name}.js" for name in MODULES)])
+    return joined([SHARED / "ids.js", *(FOLDER / f"{name}.js" for name in MODULES)])
 
 
 @cache
@@ -30,3 +41,59 @@ def component() -> ComponentRenderer:
     """The component, registered once."""
     style, body = ((FOLDER / f"live.{kind}").read_text() for kind in ("css", "html"))
     return st.components.v2.component(NAME, js=script(), css=style, html=body)
+
+
+NO_COMMAND = {"count": 0, "view": None}
+
+
+def payload(
+    answer: Row | None,
+    view: View,
+    *,
+    is_away: bool,
+    is_filtered: bool = False,
+    markers: Sequence[Row] = (),
+    command: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The component's data.
+
+    Args:
+        answer: of `/api/lanes`; None before the first one.
+        is_away: whether the tracer does not answer; `answer` is then its last one.
+        is_filtered: whether the page has filters in use.
+        markers: of `/api/markers`, by time.
+        command: the last view that the page commanded, and the `count` of commands; a view of None means that the typed
+            time cannot be parsed.
+    """
+    if answer is not None:
+        moments = {f"{name}_ms": ms_of(answer[f"{name}_ns"]) for name in ("from", "to", "now")}
+        deaths = [{**death, "at_ms": ms_of(death["at_ns"])} for death in answer.get("deaths", ())]
+        answer = answer | moments | {"deaths": deaths}
+    return {
+        "answer": answer,
+        "view": to_builtins(view),
+        "is_away": is_away,
+        "is_filtered": is_filtered,
+        "markers": [marker(each) for each in markers],
+        "command": to_builtins(command) if command else NO_COMMAND,
+        "palette": COLOURS,
+    }
+
+
+def marker(row: Row) -> Row:
+    """A marker, with the words of the other charts."""
+    at = f"{clock(row['at_ns']).partition('.')[0]} UTC"
+    return {"at_ms": ms_of(row["at_ns"]), "kind": row["kind"], "text": f"{at} {marker_kind(row)}: {marker_text(row)}"}
+
+
+def _colours(*, dark: bool) -> Row:
+    named = {"wrong": palette.RED, "warning": palette.ORANGE, "calm": palette.GREEN, "muted": palette.GREY}
+    return {
+        **{name: colour.on(dark=dark) for name, colour in named.items()},
+        "phases": palette.colours(palette.PHASE, dark=dark),
+        "means": {name: each.means for name, each in palette.PHASE.items()},
+    }
+
+
+COLOURS = {"light": _colours(dark=False), "dark": _colours(dark=True)}
+"""The component's part of the palette."""

@@ -1,7 +1,6 @@
 // The toolbar, the legend, and the buttons of the panel below the lanes.
 
-import { copyLink } from "../browser/copying.js";
-import { linkTo, rangeText } from "./address.js";
+import { rangeText } from "./address.js";
 import { TRANSFERS } from "./model.js";
 
 /** Show the view in the toolbar. */
@@ -58,7 +57,6 @@ export function listenToToolbar(live) {
   press(".out", () => live.zoom(1 / 0.6));
   press(".next", () => live.step(1));
   press(".folds", () => live.fold());
-  press(".copy", (event) => copyLink(linkTo(live.view, live.now(), location), event.currentTarget));
   press(".ask", () => live.help());
   press(".help button", () => live.help());
   press(".open", () => live.openFocused());

@@ -1,17 +1,21 @@
-"""The view of the lanes, as their component reports it, and the tracer's parameters for it.
+"""The view of the lanes, as their component reports it and as the page's address has it, and the tracer's parameters for it.
 
+The address has `from` and `to` as on all pages, and `fold`. People also write addresses: what cannot be parsed is ignored.
 `chosen` are the page's filters, and `q`, a part of a request's id.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
+import msgspec
+
+from kvtrail.dashboard.content import time_range
 from kvtrail.dashboard.content.requests import filters
 
+NAMES = ("from", "to", "fold")
+"""The names of a view in the address."""
 DEFAULT_SPAN_MS = 300_000.0
 FIT_MS = 900_000.0
 """The longest range of a view that fits its contents."""
@@ -19,8 +23,6 @@ CLOSEST_MS, CLOSER = 10_000.0, 3.0
 """On either side of contents that are looked at closely, so much is asked for, or so many times their length: the picture is
 wider than they are."""
 LONGEST_MS = 7 * 86_400_000.0
-LATEST_MS = 4_102_444_800_000.0
-"""The year 2100; later moments are ignored."""
 APPLIED = ("q", "engine", "service", "model", "status", "where")
 """The filters that `/api/lanes` has."""
 MAX_FOLDED = 100
@@ -28,8 +30,7 @@ AROUND = 0.5
 """This share of the span is requested on either side as well, so that a small move needs no new answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(msgspec.Struct, frozen=True, kw_only=True):
     """A view. Moments are Unix milliseconds.
 
     Attributes:
@@ -40,18 +41,63 @@ class View:
     """
 
     fit: bool = True
-    span_ms: float = DEFAULT_SPAN_MS
-    to_ms: float | None = None
-    folded: tuple[str, ...] = ()
+    span_ms: Annotated[float, msgspec.Meta(ge=1, le=LONGEST_MS)] = DEFAULT_SPAN_MS
+    to_ms: Annotated[float, msgspec.Meta(gt=0, lt=time_range.LATEST_NS / 1e6)] | None = None
+    folded: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_FOLDED)] = ()
+
+
+def of_component(state: Any) -> View:
+    """The view that the component reported; the usual one if it is none."""
+    try:
+        return msgspec.convert(state, View)
+    except msgspec.ValidationError:
+        return View()
+
+
+def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: float) -> View:
+    """The view that an address names. `folded` has the values of `fold`, which may occur several times."""
+    begin, end = query.get("from", ""), query.get("to", time_range.NOW)
+    begin_ns, end_ns = (time_range.parsed(each, now_ns=int(now_ms * 1e6)) for each in (begin, end))
+    folds = tuple(folded)[:MAX_FOLDED]
+    if begin_ns is None or end_ns is None or end_ns <= begin_ns:
+        return View(folded=folds)
+    return _of_range(begin_ns, end_ns, follows=end == time_range.NOW, folded=folds)
+
+
+def as_query(view: View) -> dict[str, str | list[str]]:
+    """The address of a view; defaults are left out."""
+    query: dict[str, str | list[str]] = {}
+    if not view.fit and view.to_ms is None:
+        seconds = max(1, round(view.span_ms / 1000))
+        query = {"from": f"now-{seconds}s" if seconds % 60 else f"now-{seconds // 60}m", "to": "now"}
+    elif not view.fit and view.to_ms is not None:
+        since_ns, until_ns = (round(at_ms * 1000) * 1000 for at_ms in (view.to_ms - view.span_ms, view.to_ms))
+        query = dict(time_range.TimeRange(since_ns, until_ns).address)
+    return query | ({"fold": list(view.folded)} if view.folded else {})
+
+
+def typed_view(text: str, view: View, *, now_ms: float) -> View | None:
+    """The view of a typed range, in place of `view`; None if it cannot be parsed."""
+    to_ms = now_ms if view.to_ms is None else view.to_ms
+    shown = time_range.TimeRange(int((to_ms - max(view.span_ms, 1000)) * 1e6), int(to_ms * 1e6))
+    try:
+        found = time_range.typed(text, now_ns=int(now_ms * 1e6), shown=shown)
+    except ValueError:
+        return None
+    follows = found.relative is not None and found.relative.endswith(" to now")
+    return _of_range(found.since_ns, found.until_ns, follows=follows, folded=view.folded)
+
+
+def _of_range(begin_ns: int, end_ns: int, *, follows: bool, folded: tuple[str, ...]) -> View:
+    span_ms = min(max(ms_of(end_ns) - ms_of(begin_ns), 1.0), LONGEST_MS)
+    return View(fit=False, span_ms=span_ms, to_ms=None if follows else ms_of(end_ns), folded=folded)
 
 
 def question(view: View, chosen: Mapping[str, str], *, end_ms: float) -> dict[str, int | str]:
     """The parameters of `/api/lanes` for a view. A view that fits its contents, or follows the present, ends at `end_ms`."""
-    if view.fit:
-        return _parameters(chosen, end_ms - FIT_MS * (1 + AROUND), end_ms + FIT_MS * AROUND)
-    to_ms = end_ms if view.to_ms is None else view.to_ms
-    around_ms = view.span_ms * AROUND
-    return _parameters(chosen, to_ms - view.span_ms - around_ms, to_ms + around_ms)
+    span_ms = FIT_MS if view.fit else view.span_ms
+    to_ms = end_ms if view.fit or view.to_ms is None else view.to_ms
+    return _parameters(chosen, to_ms - span_ms * (1 + AROUND), to_ms + span_ms * AROUND)
 
 
 def closer_question(view: View, chosen: Mapping[str, str], answer: Mapping[str, Any]) -> dict[str, int | str] | None:
@@ -76,40 +122,8 @@ def ms_of(at_ns: int) -> float:
     return at_ns // 1000 / 1000
 
 
-def of_component(state: Any) -> View:
-    """The view that the component reported."""
-    if not isinstance(state, Mapping):
-        return View()
-    folded = state.get("folded")
-    return View(
-        fit=bool(state.get("fit", True)),
-        span_ms=span(state.get("span_ms")),
-        to_ms=moment(state.get("to_ms")),
-        folded=tuple(map(str, folded))[:MAX_FOLDED] if isinstance(folded, list | tuple) else (),
-    )
-
-
-def moment(value: Any) -> float | None:
-    """A reported moment; None if invalid."""
-    return float(value) if _is_positive(value) and value < LATEST_MS else None
-
-
-def between(begin: float | None, end: float | None) -> tuple[float, float] | None:
-    """A range of two moments; None if invalid."""
-    return None if begin is None or end is None or end <= begin else (begin, end)
-
-
-def span(value: Any) -> float:
-    """A reported length, within bounds."""
-    return min(max(float(value), 1.0), LONGEST_MS) if _is_positive(value) else DEFAULT_SPAN_MS
-
-
 def _parameters(chosen: Mapping[str, str], from_ms: float, to_ms: float) -> dict[str, int | str]:
     from_ns = int(max(0.0, from_ms) * 1e6)
     to_ns = max(int(to_ms * 1e6), from_ns + 1_000_000)
     applied = {name: value for name, value in chosen.items() if name in APPLIED}
     return {"from_ns": from_ns, "to_ns": to_ns, **filters(applied)}
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import streamlit as st
 from streamlit.components.v2.types import ComponentRenderer
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.text import Link, address
 from kvtrail.dashboard.scripts import FOLDER, joined
@@ -40,11 +42,10 @@ def payload(
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     looks = {name: columns.get(name, Column()) for name in names}
-    ranks = [_ranks([row.get(name) for row in rows]) for name in names]
     return {
         "columns": [_heading(name, looks[name], [row.get(name) for row in rows]) for name in names],
         "rows": [[looks[name].cell(row.get(name)) for name in names] for row in rows],
-        "ranks": ranks,
+        "ranks": [_ranks([row.get(name) for row in rows]) for name in names],
         "links": [*map(address, links)],
         "number": number,
         "name": name,
@@ -60,24 +61,22 @@ def _heading(name: str, column: Column, values: Sequence[Any]) -> dict[str, Any]
         "label": column.label or name,
         "help": column.help,
         "width": column.width,
-        "right": column.right or (type(column) is Column and is_of_numbers),
+        "right": column.right or (column.kind == "text" and is_of_numbers),
         "kind": column.kind,
-        **column.look(),
+        "labels": {name: [palette.label(name), each.colour.css] for name, each in column.meanings.items()},
     }
     return {key: value for key, value in heading.items() if value}
 
 
 def _ranks(values: Sequence[Any]) -> list[int]:
-    """The place of each value in their order; what is missing comes last, and equals have one place."""
-    try:
-        order = sorted({value if _is_plain(value) else text(value) for value in values if not is_missing(value)})
-    except TypeError:  # of several types
-        return _ranks([None if is_missing(value) else text(value) for value in values])
-    places = {value: place for place, value in enumerate(order)}
-    return [
-        len(places) if is_missing(value) else places[value if _is_plain(value) else text(value)] for value in values
-    ]
+    """The place of each value in their order, numbers before texts; what is missing comes last, and equals have one place."""
+    places = {key: place for place, key in enumerate(sorted({_key(value) for value in values}))}
+    return [places[_key(value)] for value in values]
 
 
-def _is_plain(value: Any) -> bool:
-    return not isinstance(value, list | tuple | dict)
+def _key(value: Any) -> tuple[Any, ...]:
+    if is_missing(value):
+        return (2,)
+    if isinstance(value, datetime):
+        return 0, value.timestamp()
+    return (0, value) if isinstance(value, int | float) else (1, text(value))

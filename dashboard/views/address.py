@@ -42,11 +42,6 @@ def values(name: str) -> list[str]:
     return _current().query.get(name, [])
 
 
-def is_behind() -> bool:
-    """Whether the browser still has an older address."""
-    return bool(_current().older)
-
-
 def change(values: Mapping[str, str]) -> None:
     """Change the query; an empty value removes its name."""
     kept = {name: found for name, found in _current().query.items() if name not in values}
@@ -70,12 +65,13 @@ def replace(values: Mapping[str, str | Iterable[str]]) -> None:
 def _current() -> _Address:
     """The address, reconciled with the browser's once a run, before the run writes into it."""
     address: _Address | None = st.session_state.get(ADDRESS)
-    if address is not None and address.run is _this_run():
+    run = _context()
+    if address is not None and address.run is run.cursors:
         return address
-    reported = _reported()
-    if address is None or address.page != _page_shown() or reported not in address.older or _is_step_of_history():
-        address = st.session_state[ADDRESS] = _Address(_page_shown(), reported)
-    address.run = _this_run()
+    reported, page = _reported(), run.page_script_hash
+    if address is None or address.page != page or reported not in address.older or run.is_history_navigation:
+        address = st.session_state[ADDRESS] = _Address(page, reported)
+    address.run = run.cursors
     return address
 
 
@@ -117,8 +113,8 @@ def when_chosen(key: str, write: Callable[[], None]) -> Callable[[], None]:
         if shown is None:  # its page was left
             return
         chosen = st.session_state[key]
-        # A choice runs the whole page. A refresh may report it before that run, or report an old value.
-        if _is_refresh() or (chosen in shown.before and is_behind()):
+        # A choice runs the whole page. A refresh of fragments may report it before that run, or report an old value.
+        if _context().fragment_ids_this_run is not None or (chosen in shown.before and _current().older):
             st.session_state[key] = shown.value
         else:
             shown.value, shown.before = chosen, []
@@ -131,37 +127,16 @@ def _widgets() -> _Widgets:
     """The widgets of the current page. Values of another page are dropped: if that page was left before it was drawn, the
     browser never received them and would not show them."""
     widgets: _Widgets | None = st.session_state.get(WIDGETS)
-    if widgets is None or widgets.page != _page_shown():
+    if widgets is None or widgets.page != _context().page_script_hash:
         for key in widgets.shown if widgets else ():
             st.session_state.pop(key, None)
-        widgets = st.session_state[WIDGETS] = _Widgets(_page_shown())
+        widgets = st.session_state[WIDGETS] = _Widgets(_context().page_script_hash)
     return widgets
 
 
-# Streamlit has no public names for what a run is.
-
-
-def _this_run() -> object:
-    """An object unique to the run: its callbacks, then the whole page or the refreshed fragments."""
-    return _context().cursors
-
-
-def _page_shown() -> str:
-    """The page that the browser requests, by Streamlit's unique name for it."""
-    return _context().page_script_hash
-
-
-def _is_refresh() -> bool:
-    """Whether only fragments of the page run, as at each refresh."""
-    return _context().fragment_ids_this_run is not None
-
-
-def _is_step_of_history() -> bool:
-    """Whether the browser went back or forward."""
-    return _context().is_history_navigation
-
-
 def _context() -> ScriptRunContext:
+    """Streamlit's description of the run, which has no public names. Its `cursors` are an object unique to the run: its
+    callbacks, then the whole page or the refreshed fragments."""
     context = get_script_run_ctx()
     assert context is not None, "Streamlit runs the pages"
     return context

@@ -8,55 +8,33 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import changes, charts, text
-from kvtrail.dashboard.content.time_range import EXAMPLES, TimeRange, parsed
-from kvtrail.dashboard.glossary import TERMS
-from kvtrail.dashboard.table.columns import TENTHS, Numbers
-from kvtrail.dashboard.views import address, tables
-from kvtrail.dashboard.views.address import set_to, when_chosen
+from kvtrail.dashboard.content.time_range import TimeRange, parsed
+from kvtrail.dashboard.views import address, filters
 from kvtrail.dashboard.views.answers import remembered, tracer
 from kvtrail.dashboard.views.links import link
+from kvtrail.dashboard.views.tables import table
 from kvtrail.tracer.model.words import some
 
-AT, MEASURE = "at", "measure"
-"""Names in the address: the moment, and the measure of the table."""
-FIELD = "explained"
-"""The session's key for the field of the moment."""
+AT = "at"
+"""The name of the moment in the address."""
 EVERY_NS = 30 * 10**9
 """How often it is asked for again: sums are by the minute."""
 MOST_SAID = 5
-"""Sentences about measures; the table has the others."""
+"""Sentences about measures."""
 
 
 def choose(shown: TimeRange) -> None:
-    """The field for a moment: a marker of the range, or a time that is typed."""
+    """The choice of a moment: a marker of the range."""
     try:
         marked = tracer().get("markers", **shown.query)
     except TracerAway:
         return  # the page below shows the error
     now_ns = time.time_ns()
-    lines = {
-        charts.marker_line(each, now_ns=now_ns): text.clock(each["at_ns"], now_ns=now_ns).removesuffix(".000")
-        for each in marked
-    }
-    named = _moment(now_ns)
-    set_to(FIELD, next((line for line, at in lines.items() if at == named), named or None))
-
-    def write() -> None:
-        chosen = st.session_state[FIELD] or ""
-        address.change({AT: lines.get(chosen, chosen), MEASURE: ""})
-
-    st.selectbox(
-        "Explain what changed at",
-        list(dict.fromkeys([*lines, *([st.session_state[FIELD]] if st.session_state[FIELD] else [])])),
-        index=None,
-        key=FIELD,
-        on_change=when_chosen(FIELD, write),
-        accept_new_options=True,
-        placeholder=f"Explain what changed at … ({some(len(lines), 'marker')}, or type a time)",
-        help=f"What was before this moment of the range is compared with what came after. Type {EXAMPLES}.",
-        label_visibility="collapsed",
-        width=420,
-    )
+    lines = {_written(each["at_ns"], now_ns): charts.marker_line(each, now_ns=now_ns) for each in marked}
+    named = {address.query().get(AT, ""): _moment(now_ns)}  # by a link of another page
+    hint = f"Explain what changed at … ({some(len(lines), 'marker')})"
+    with st.container(width=420):
+        filters.choose("Explain what changed at", [*lines], name=AT, shown={**named, **lines, filters.ANY: hint})
 
 
 def show(shown: TimeRange) -> None:
@@ -69,10 +47,10 @@ def show(shown: TimeRange) -> None:
     with st.container(border=True, key="explanation"):
         with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
             st.subheader(f"What changed at {text.plain(named)} UTC", anchor=False, width="content")
-            others = {name: value for name, value in address.query().items() if name not in (AT, MEASURE)}
+            others = {name: value for name, value in address.query().items() if name != AT}
             link("overview", "Close", icon="close", query=others)
         if at_ns is None or not shown.since_ns < at_ns < shown.until_ns:
-            st.info("This is no moment of the range: choose a marker, or type a time of the range.")
+            st.info("This is no moment of the range: choose a marker.")
             return
         asked = {"at_ns": at_ns, "since_ns": shown.since_ns, "until_ns": shown.until_ns}
         question = (at_ns, shown.field(), now_ns // EVERY_NS)
@@ -85,7 +63,11 @@ def _moment(now_ns: int) -> str:
     """The moment that the address names, as a person writes it; empty if it names none."""
     named = address.query().get(AT, "")
     at_ns = parsed(named, now_ns=now_ns) if named else None
-    return named if at_ns is None else text.clock(at_ns, now_ns=now_ns).removesuffix(".000")
+    return named if at_ns is None else _written(at_ns, now_ns)
+
+
+def _written(at_ns: int, now_ns: int) -> str:
+    return text.clock(at_ns, now_ns=now_ns).removesuffix(".000")
 
 
 def _explain(report: Row, *, after: TimeRange, around: TimeRange) -> None:
@@ -96,27 +78,15 @@ def _explain(report: Row, *, after: TimeRange, around: TimeRange) -> None:
         for each in report["likely"]:
             page, query = changes.of_cause(each, after, around)
             link(page, f"{text.plain(each['text'])} →", query=query)
-    found = changes.in_order(report["changes"])
-    said = changes.sentences(found, names)[:MOST_SAID] or [changes.UNCHANGED]
+    found = changes.in_order(report["changes"])[:MOST_SAID]
+    said = [changes.sentence(each) for each in found] or [changes.UNCHANGED]
     st.markdown("\n".join(f"- {each}" for each in said))
-    if explained := [each for each in found if changes.is_large(each)]:
-        _groups(explained, names, after)
+    if explained := changes.explaining(found):
+        table(
+            changes.rows(explained, names),
+            key="changed",
+            links=[("requests", {**after.address, **changes.filters(group)}) for _, group in explained],
+            ids=[(change["measure"], group["dimension"], group["group"]) for change, group in explained],
+            note="The groups that explain most of it. Click a row to see its requests.",
+        )
     st.caption(changes.rests_on(report, now_ns=time.time_ns()))
-
-
-def _groups(found: list[Row], names: Row, after: TimeRange) -> None:
-    """The groups that explain one measure, ranked; a click opens their requests."""
-    titles = {each["measure"]: changes.title(each) for each in found}
-    measure = st.selectbox(
-        "Who explains", [*titles], key=MEASURE, bind="query-params", format_func=lambda each: titles.get(each, each)
-    )
-    change = next((each for each in found if each["measure"] == measure), found[0])
-    tables.table(
-        changes.rows(change, names),
-        key=f"changed_{change['measure']}",
-        links=changes.links(change, after),
-        ids=[(each["dimension"], each["group"]) for each in change["groups"]],
-        note="What each group adds to the whole. Click a row to see its requests.",
-        most_rows=8,
-        looks={name: Numbers(format=TENTHS, help=TERMS[name.lower()]) for name in ("Before", "After")},
-    )

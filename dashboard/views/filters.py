@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -50,13 +50,13 @@ def switch(label: str, texts: Mapping[str, str], *, name: str) -> str:
     return str(st.session_state[key] or default)
 
 
-def written(label: str, *, name: str, example: str, help: str) -> str:
-    """A text field, and its text."""
+def written(label: str, *, name: str, example: str, help: str | None = None, clears: Iterable[str] = ()) -> str:
+    """A text field, and its text. Another text `clears` these names of the address."""
     key = f"filter_{name}"
     set_to(key, address.query().get(name, ""))
 
     def write() -> None:
-        address.change({name: str(st.session_state[key]).strip()})
+        address.change({name: str(st.session_state[key]).strip(), **dict.fromkeys(clears, "")})
 
     st.text_input(
         label, key=key, on_change=when_chosen(key, write), placeholder=example, help=help, label_visibility="collapsed",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
 import streamlit as st
 
@@ -33,22 +32,6 @@ TEXT_WIDTH_PX = 860
 """Longer lines are hard to read."""
 
 
-class Answer(NamedTuple):
-    """The data of the page, queried together.
-
-    Attributes:
-        began: how many requests began in the range, if there is no finding.
-    """
-
-    trend: Row
-    findings: list[Row]
-    by_rule: list[Row]
-    rules: list[Row]
-    recorders: list[Row]
-    markers: list[Row]
-    began: int
-
-
 def filters() -> tuple[dict[str, str], str]:
     """The filters in use, and the order."""
     try:
@@ -70,25 +53,23 @@ def page(given: dict[str, str], order: str) -> None:
     """Draw the page, again at each refresh."""
     shown = picker.current()
 
-    def ask() -> Answer:
+    def ask() -> Row:
         get, query = tracer().get, shown.query
-        found = get("findings", limit=MOST, order=order, **given, **query)
-        return Answer(
-            trend=get("findings/trend", **given, **query),
-            findings=found,
-            by_rule=get("findings/rules", **given, **query),
-            rules=get("rules"),
-            recorders=get("health")["recorders"],
-            markers=get("markers", **{name: given[name] for name in OF_ENGINE if name in given}, **query),
-            began=0 if found else sum(get("status", **query)["outcomes"].values()),
-        )
+        return {
+            "trend": get("findings/trend", **given, **query),
+            "findings": get("findings", limit=MOST, order=order, **given, **query),
+            "by_rule": get("findings/rules", **given, **query),
+            "rules": get("rules"),
+            "recorders": get("health")["recorders"],
+            "markers": get("markers", **{name: given[name] for name in OF_ENGINE if name in given}, **query),
+        }
 
     answer = read(ask, key=f"findings {shown.field()} {given} {order}")
     if answer is None:
         return
-    if sentence := engines.missing_spans(answer.recorders):
+    if sentence := engines.missing_spans(answer["recorders"]):
         st.warning(sentence)
-    rule = next((each for each in answer.rules if each["id"] == given.get("rule")), None)
+    rule = next((each for each in answer["rules"] if each["id"] == given.get("rule")), None)
     if rule is None:
         _findings(answer, given, order)
         return
@@ -100,47 +81,43 @@ def page(given: dict[str, str], order: str) -> None:
         st.markdown(runbook.text(rule["id"]) or "This version has no runbook of this rule.")
 
 
-def _findings(answer: Answer, given: dict[str, str], order: str) -> None:
+def _findings(answer: Row, given: dict[str, str], order: str) -> None:
     """The findings: over time, by rule, and one by one."""
-    if not answer.findings:
-        when = picker.current().text(now_ns=time.time_ns())
-        if given:
-            st.info(f"No finding matches from {when}. Choose a longer range, or remove a filter.")
-        else:
-            sentence = content.none_found(when, requests=answer.began)
-            (st.success if answer.began else st.info)(sentence)
+    if not answer["findings"]:
+        when = picker.current().field()
+        st.info(
+            f"No finding from {when}{' matches. Remove a filter, or choose' if given else '. Choose'} a longer range."
+        )
         return
     st.caption("Findings by what they could do. Drag along the chart to see a part of it.")
-    st.html(of_colours(charts.severity_colours(answer.trend, dark=is_dark())))
-    chart_over_time(charts.findings_over_time(answer.trend, dark=is_dark()), answer.markers, key="findings_trend")
+    st.html(of_colours(charts.severity_colours(answer["trend"], dark=is_dark())))
+    chart_over_time(charts.findings_over_time(answer["trend"], dark=is_dark()), answer["markers"], key="findings_trend")
     if "rule" not in given:
-        _by_rule(answer.by_rule, oldest_first=order == "oldest")
+        _by_rule(answer["by_rule"], oldest_first=order == "oldest")
     st.subheader("One by one", anchor=False)
-    for reason in content.reasons(answer.findings):
+    for reason in content.reasons(answer["findings"]):
         st.caption(text.plain(reason))
-    matching = content.total(answer.trend)
+    matching = sum(each["findings"] for each in answer["trend"]["counts"])
     scope = some(matching, "finding") if matching <= MOST else f"The {order} {MOST} of {matching:,} findings"
     table(
-        content.finding_rows(answer.findings),
+        content.finding_rows(answer["findings"]),
         key="one_by_one",
-        links=[("request", request_query(finding)) for finding in answer.findings],
-        ids=[finding["id"] for finding in answer.findings],
+        links=[("request", request_query(finding)) for finding in answer["findings"]],
+        ids=[finding["id"] for finding in answer["findings"]],
         note=f"{scope}, {order} first. Click one to open its request, with the proof and what to do.",
         most_rows=20,
     )
 
 
-def _rule(rule: Row, answer: Answer) -> None:
+def _rule(rule: Row, answer: Row) -> None:
     """The rule's title, and since when it has findings."""
-    with st.container(horizontal=True, vertical_alignment="center"):
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
         badge(rule["severity"], label=f"severity: {rule['severity']}")
         st.markdown(f"**{text.plain(rule['title'])}**", width="content")
-    summary = next((each for each in answer.by_rule if each["rule"] == rule["id"]), None)
-    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        if summary is not None:
-            st.caption(content.seen(summary, now_ns=time.time_ns()), width="content")
         others = {name: value for name, value in address.query().items() if name != "rule"}
         link("findings", "All rules", icon="arrow_back", query=others)
+    for summary in answer["by_rule"]:
+        st.caption(content.seen(summary, now_ns=time.time_ns()))
 
 
 def _by_rule(rules: list[Row], *, oldest_first: bool) -> None:
@@ -153,7 +130,7 @@ def _by_rule(rules: list[Row], *, oldest_first: bool) -> None:
         rows,
         key="by_rule",
         links=[("findings", {**address.query(), "rule": str(row["Rule"])}) for row in rows],
-        note=f"Click a rule to see its findings with its runbook beside them.{content.sample(rules)}",
+        note="Click a rule to see its findings with its runbook beside them. What they did is that of the latest ones.",
     )
 
 
@@ -169,8 +146,6 @@ def _runbook(name: str) -> None:
         st.container(width=TEXT_WIDTH_PX).markdown(shown)
         return
     st.markdown(f"There is no runbook {text.plain(name)}: no alert and no rule of this version has that name.")
-    for each in runbook.similar(name):
-        link("findings", f"Did you mean {text.plain(each)}?", icon="arrow_forward", query={RUNBOOK: each})
 
 
 if named := address.query().get(RUNBOOK, ""):

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.live.address import NAMES, as_query, of_query, typed_range
-from kvtrail.dashboard.live.component import component
-from kvtrail.dashboard.live.payload import payload, shows_nothing
+from kvtrail.dashboard.live.component import component, payload
 from kvtrail.dashboard.live.view import (
+    NAMES,
     View,
+    as_query,
     closer_question,
     ms_of,
     of_component,
+    of_query,
     question,
+    typed_view,
 )
 from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.answers import EVERY_S, remembered, tracer
@@ -88,7 +89,7 @@ def read(view: View, chosen: dict[str, str]) -> tuple[Row | None, bool]:
     last: tuple[dict[str, int | str], Row] | None = st.session_state.get(ANSWERED)
     try:
         answer = tracer().get("lanes", **asked)
-        if view.fit and shows_nothing(answer) and not chosen:
+        if view.fit and not answer["requests"]["begin_us"] and not chosen:
             answer = the_latest(view) or answer
         if (closer := closer_question(view, chosen, answer)) is not None:
             answer = tracer().get("lanes", **closer)
@@ -143,9 +144,7 @@ def remember_click() -> None:
 
 def read_typed() -> None:
     """A time was typed: the next run commands its view."""
-    view = current_view()
-    found = typed_range(str(st.session_state[KEY].get("typed") or ""), view, now_ms=now_ms())
-    command(None if found is None else replace(view, fit=False, **found))
+    command(typed_view(str(st.session_state[KEY].get("typed") or ""), current_view(), now_ms=now_ms()))
 
 
 def now_ms() -> float:

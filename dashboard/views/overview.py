@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.command import TOKEN_VARIABLE
 from kvtrail.dashboard.content import charts, engines, overview, text
 from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.content.time_range import TimeRange
@@ -26,28 +23,17 @@ SENTENCES = 6
 """Sentences that are shown outside of the expander."""
 
 
-class Answer(NamedTuple):
-    """The data of the page, queried together: either all of it is current, or none."""
-
-    status: Row
-    savings: Row
-    trend: Row
-    markers: list[Row]
-    fleet: Row
-    has_requests: bool
-
-
-def ask(shown: TimeRange) -> Answer:
-    """Ask the tracer about the range."""
+def ask(shown: TimeRange) -> Row:
+    """What the tracer knows of the range, asked together: either all of it is current, or none."""
     get, query = tracer().get, shown.query
-    return Answer(
-        status=get("status", **query),
-        savings=get("efficiency", **query),
-        trend=get("findings/trend", **query),
-        markers=get("markers", **query),
-        fleet=get("fleet"),
-        has_requests=bool(get("requests", limit=1)),
-    )
+    return {
+        "status": get("status", **query),
+        "savings": get("efficiency", **query),
+        "trend": get("findings/trend", **query),
+        "markers": get("markers", **query),
+        "fleet": get("fleet"),
+        "has_requests": bool(get("requests", limit=1)),
+    }
 
 
 def page() -> None:
@@ -56,15 +42,15 @@ def page() -> None:
     answer = read(lambda: ask(shown), key=f"overview {shown.field()}")
     if answer is None:
         return
-    about_tracer = engines.tracer_status(answer.fleet["tracer"], url=tracer().url, now_ns=now_ns)
-    if not answer.has_requests:
+    about_tracer = engines.tracer_status(answer["fleet"]["tracer"], url=tracer().url, now_ns=now_ns)
+    if not answer["has_requests"]:
         welcome(about_tracer)
         return
-    statements(answer.status, shown)
+    statements(answer["status"], shown)
     explanation.show(shown)
-    cards(overview.cards(answer.status, answer.savings))
+    cards(overview.cards(answer["status"], answer["savings"]))
     over_time(answer)
-    show_engines(answer.fleet, shown, now_ns=now_ns)
+    show_engines(answer["fleet"], shown, now_ns=now_ns)
     st.caption(about_tracer)
 
 
@@ -72,37 +58,33 @@ def statements(status: Row, shown: TimeRange) -> None:
     """The sentences; each links to its subject."""
     every = overview.statements(status, shown)
     with st.container(key="statements", gap=None):
-        for number, each in enumerate(every[:SENTENCES]):
-            show_statement(each, key=f"say-{each.level}-{number}")
+        show_statements(every[:SENTENCES], first=0)
         if rest := every[SENTENCES:]:
             with st.expander(f"{len(rest)} more"):
-                for number, each in enumerate(rest, SENTENCES):
-                    show_statement(each, key=f"say-{each.level}-{number}")
+                show_statements(rest, first=SENTENCES)
 
 
-def show_statement(statement: overview.Statement, *, key: str) -> None:
-    """One sentence, in the colour of its level (style.css)."""
-    with st.container(key=key):
-        link(
-            statement.page,
-            f"{text.plain(statement.text)} →",
-            icon=overview.ICONS[statement.level],
-            query=statement.query,
-        )
+def show_statements(found: list[Row], *, first: int) -> None:
+    """Sentences, each in the colour of its level (style.css)."""
+    for number, each in enumerate(found, first):
+        with st.container(key=f"say-{each['level']}-{number}"):
+            link(each["page"], f"{text.plain(each['text'])} →", icon=overview.ICONS[each["level"]], query=each["query"])
 
 
-def over_time(answer: Answer) -> None:
+def over_time(answer: Row) -> None:
     """The two charts side by side; a range drawn on one becomes the page's."""
     left, right = st.columns(2, gap="medium")
     with left:
         st.caption("**Tokens of admitted requests, by where they came from**")
-        st.html(of_colours(charts.source_colours(answer.savings, dark=is_dark())))
-        chart_over_time(charts.sources_over_time(answer.savings, dark=is_dark()), answer.markers, key="sources")
+        st.html(of_colours(charts.source_colours(answer["savings"], dark=is_dark())))
+        chart_over_time(charts.sources_over_time(answer["savings"], dark=is_dark()), answer["markers"], key="sources")
     with right:
         st.caption("**Findings, by what they could do**")
-        if answer.trend["counts"]:
-            st.html(of_colours(charts.severity_colours(answer.trend, dark=is_dark())))
-            chart_over_time(charts.findings_over_time(answer.trend, dark=is_dark()), answer.markers, key="findings")
+        if answer["trend"]["counts"]:
+            st.html(of_colours(charts.severity_colours(answer["trend"], dark=is_dark())))
+            chart_over_time(
+                charts.findings_over_time(answer["trend"], dark=is_dark()), answer["markers"], key="findings"
+            )
         else:
             st.caption("None in this range.")
 
@@ -143,26 +125,23 @@ def show_engines(answer: Row, shown: TimeRange, *, now_ns: int) -> None:
 
 def _link_of(engine: Row, shown: TimeRange) -> tuple[str, Mapping[str, str]]:
     """The page that a click on the engine opens."""
-    cause = engine["cause"]
-    if cause and cause["request"]:
-        return "request", {"id": cause["request"], "engine": engine["engine"]}
-    if engine["lost"]:
-        return "requests", {**shown.address, "on": engine["engine"], "status": "lost"}
-    return "savings", {**shown.address, "on": engine["engine"]}
+    if engine["cause"] and engine["cause"]["request"]:
+        return "request", {"id": engine["cause"]["request"], "engine": engine["engine"]}
+    on = {**shown.address, "on": engine["engine"]}
+    return ("requests", {**on, "status": "lost"}) if engine["lost"] else ("savings", on)
 
 
 def welcome(about_tracer: str) -> None:
     """The page of a tracer without requests: the address for spans, and a command to copy that sends some."""
-    url = tracer().url
     st.subheader("No requests yet: the tracer listens", anchor=False)
     st.caption(about_tracer)
     st.markdown("Any connector is traced, under its own name. Replace `MODEL`, and the connector by yours:")
-    wants_token = bool(os.environ.get(TOKEN_VARIABLE))
-    st.code(overview.engine_settings(url, wants_token=wants_token), language=None, wrap_lines=True)
+    st.code(overview.engine_settings(tracer().url), language=None, wrap_lines=True)
     st.caption(
-        "From another machine, use this one's name in the address (`kvtrail serve --host` admits other machines). The first"
-        " request appears here within seconds, without a reload. Without a GPU, `kvtrail demo` drives a real engine on the"
-        " CPU, with a tracer and a dashboard of its own."
+        "From another machine, use this one's name in the address (`kvtrail serve --host` admits other machines). A tracer"
+        " with a token needs it in `OTEL_EXPORTER_OTLP_HEADERS`, as `authorization=Bearer%20TOKEN`. The first request appears"
+        " here within seconds, without a reload. Without a GPU, `kvtrail demo` drives a real engine on the CPU, with a tracer"
+        " and a dashboard of its own."
     )
 
 

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any
 
 import streamlit as st
-from streamlit.components.v2.types import ComponentRenderer
 
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.time_range import EXAMPLES, RANGES, TimeRange, of_query, typed
-from kvtrail.dashboard.scripts import FOLDER, joined
 from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.address import set_to, when_chosen
 from kvtrail.dashboard.views.answers import unless_over
@@ -24,22 +20,17 @@ CHOICE, FIELD, REJECTED = "time_choice", "time_field", "time_rejected"
 """The session's keys for the quick choice, the field, and typed text that could not be parsed."""
 
 
-def heading(title: str, *, timed: bool = True, copied: bool = True, beside: Callable[[], object] | None = None) -> None:
-    """The page's title, with the picker if the page shows a time range, and the button that copies its address, unless what
-    is below has one of its own. `beside` draws what is next to the title."""
+def heading(title: str, *, timed: bool = True, beside: Callable[[], object] | None = None) -> None:
+    """The page's title, with the picker if the page shows a time range. `beside` draws what is next to the title."""
     shown, rejected = current(), st.session_state.pop(REJECTED, {})
     with st.container(key="heading", horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
         st.header(title, width="content", anchor=False)
         if beside is not None:
             beside()
-        if not timed:
-            if copied:
-                copy_link(None)
-            return
-        with st.container(key="picker", horizontal=True, vertical_alignment="center", gap="small", width="content"):
-            _quick_choices(shown)
-            _field(shown, rejected)
-            copy_link(shown)
+        if timed:
+            with st.container(key="picker", horizontal=True, vertical_alignment="center", gap="small", width="content"):
+                _quick_choices(shown)
+                _field(shown, rejected)
     if rejected:
         st.error(text.plain(rejected["why"]))
 
@@ -90,23 +81,4 @@ def _field(shown: TimeRange, rejected: Mapping[str, str]) -> None:
         help=f"UTC. Type {EXAMPLES}. Or draw a range on a chart. The browser's back button undoes it.",
         label_visibility="collapsed",
         width=390,
-    )
-
-
-def copy_link(shown: TimeRange | None) -> None:
-    """A button that copies the page's address, with a relative range made absolute."""
-    now_ns = time.time_ns()
-    ends = {"from": shown.since_ns, "to": shown.until_ns} if shown and shown.relative else {}
-    data: dict[str, Any] = {"ago_ms": {name: (now_ns - at_ns) / 1e6 for name, at_ns in ends.items()}}
-    _link_copier()(key="copy_link", data=data)
-
-
-@cache
-def _link_copier() -> ComponentRenderer:
-    """The component, registered once."""
-    return st.components.v2.component(
-        "kvtrail_copy_link",
-        js=joined([FOLDER / "copying.js", FOLDER / "copy_link.js"]),
-        css=(FOLDER / "copy_link.css").read_text(),
-        html='<button type="button">Copy link</button>',
     )

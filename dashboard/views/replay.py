@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.legend import legend
-from kvtrail.dashboard.content.request import charts as request_charts
 from kvtrail.dashboard.content.request.account import findings_by_step, missing_events
+from kvtrail.dashboard.content.request.charts import over_time
+from kvtrail.dashboard.content.request.phases import Stretch
 from kvtrail.dashboard.content.request.replay import changes, clamped, facts, neighbours, title
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.scripts import invisible
@@ -29,7 +29,7 @@ def begin(query: Mapping[str, str]) -> None:
     st.session_state[STEP] = query.get("step", "")
 
 
-def show(timeline: Row) -> None:
+def show(timeline: Row, parts: Sequence[Stretch]) -> None:
     """Draw the step, again at each refresh: a running request gets more steps."""
     steps = len(timeline["steps"])
     if not steps:
@@ -40,14 +40,14 @@ def show(timeline: Row) -> None:
     if sentence := missing_events(timeline):
         st.warning(sentence)
     controls(step, steps, list(findings))
-    # All on one screen: words on the left, charts on the right. On a phone the words come first.
+    # All on one screen: words on the left, the chart on the right. On a phone the words come first.
     left, right = st.columns([6, 7], gap="large")
     with left:
         current_step(timeline, step)
         account(timeline, step)
         block_table(timeline["steps"][step - 1], timeline)
     with right:
-        charts(timeline, step)
+        draw_chart(over_time(timeline, parts, at=step, dark=is_dark()), key="replay_timeline")
         proofs(timeline, step, findings)
 
 
@@ -76,11 +76,6 @@ def controls(step: int, steps: int, with_findings: list[int]) -> None:
                 on_click=go,
                 args=(to,),
             )
-    listen_to_keys(step, steps, with_findings, go)
-
-
-def listen_to_keys(step: int, steps: int, with_findings: Sequence[int], go: Callable[[int], None]) -> None:
-    """Place the invisible component that listens to keys; `go` is called with their target step."""
 
     def pressed() -> dict[str, Any]:
         return st.session_state.get(KEYS, {}).get("pressed") or {}
@@ -119,12 +114,3 @@ def proofs(timeline: Row, step: int, findings: dict[int, list[Row]]) -> None:
     finding_cards(findings.get(step, []), timeline)
     if earlier := sum(len(each) for number, each in findings.items() if number < step):
         st.caption(f"{some(earlier, 'finding')} before this step.")
-
-
-def charts(timeline: Row, step: int) -> None:
-    """All steps, with a line at this one, and the account on the same axis."""
-    dark = is_dark()
-    draw_chart(request_charts.by_step(timeline, at=step, dark=dark), key="replay_timeline")
-    st.html(legend([*request_charts.mark_legend(timeline, dark=dark), *request_charts.measure_legend(dark=dark)]))
-    draw_chart(request_charts.account_by_step(timeline, at=step, dark=dark), key="replay_account")
-    st.caption("The line marks the step. Counts are tokens.")

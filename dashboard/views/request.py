@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import NamedTuple
 
 import streamlit as st
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.command import TRACE_ID, TRACES_VARIABLE
 from kvtrail.dashboard.content.legend import legend
@@ -17,14 +17,14 @@ from kvtrail.dashboard.content.request import account, charts, pair, phases
 from kvtrail.dashboard.content.request.replay import latest_allocation
 from kvtrail.dashboard.content.request.waterfall import waterfall
 from kvtrail.dashboard.content.requests import duration_ns
-from kvtrail.dashboard.content.text import clock, plain
+from kvtrail.dashboard.content.text import clock, milliseconds, plain
 from kvtrail.dashboard.glossary import TERMS
 from kvtrail.dashboard.views import address, compare, replay
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer, unless_over
 from kvtrail.dashboard.views.charts import draw_chart, is_dark
 from kvtrail.dashboard.views.filters import switch
 from kvtrail.dashboard.views.links import link, request_query
-from kvtrail.dashboard.views.request_parts import block_table, finding_cards, request_badges, unknown_request
+from kvtrail.dashboard.views.request_parts import block_table, finding_cards, phases_of, request_badges, unknown_request
 from kvtrail.dashboard.views.tables import table
 from kvtrail.tracer.model.cause_words import headline
 from kvtrail.tracer.model.outcomes import Outcome
@@ -38,56 +38,52 @@ MAX_ADMISSIONS = 3
 """Admissions shown outside of the expander."""
 
 
-class Answer(NamedTuple):
-    """The data of a tab, queried together.
-
-    Attributes:
-        end: the marker of the end of its engine, where that cut it off.
-    """
-
-    timeline: Row | None
-    parts: list[phases.Stretch]
-    pairs: list[pair.Pair]
-    end: Row | None
-
-
 def page(request_id: str, engine: str, tab: str) -> None:
     """Draw the page, again at each refresh: even a request that has ended may get late spans."""
 
-    def ask() -> Answer:
+    def ask() -> tuple[Row, list[phases.Stretch], list[pair.Pair]] | None:
         timeline = tracer().request(request_id, engine=engine)
-        parts = phases_of(timeline) if tab != "replay" else []
-        pairs = pairs_of(timeline, parts) if tab == "handoff" else []
-        return Answer(timeline, parts, pairs, end_of_engine(timeline) if tab == "story" else None)
+        if timeline is None:
+            return None
+        parts = phases_of(timeline)
+        return timeline, parts, pairs_of(timeline, parts) if tab == "handoff" else []
 
-    answer = read(ask, key=f"request {request_id} {engine} {tab}")
+    answer = read(lambda: [ask()], key=f"request {request_id} {engine} {tab}")
     if answer is None:
         return
-    if answer.timeline is None:
+    if answer[0] is None:
         unknown_request(f"{plain(request_id)}, by its engine's or its external id")
         return
-    header(answer.timeline["request"])
+    timeline, parts, pairs = answer[0]
+    header(timeline["request"])
     if tab == "replay":
-        replay.show(answer.timeline)
+        replay.show(timeline, parts)
     elif tab == "handoff":
-        handoff_links(answer.timeline)
-        for number, each in enumerate(answer.pairs):
-            both_engines(each, number, is_alone=len(answer.pairs) == 1)
+        handoff_links(timeline)
+        for number, each in enumerate(pairs):
+            both_engines(each, number, is_alone=len(pairs) == 1)
     else:
-        show(answer.timeline, answer)
+        show(timeline, parts)
 
 
-def show(timeline: Row, answer: Answer) -> None:
+def show(timeline: Row, parts: list[phases.Stretch]) -> None:
     """What happened, in sentences first; then why its tokens were computed, its time, and its steps."""
     request = timeline["request"]
-    what_happened(timeline, answer)
+    what_happened(timeline, parts)
     steps = {finding["id"]: step for step, found in account.findings_by_step(timeline).items() for finding in found}
     finding_cards(timeline["findings"], timeline, steps=steps)
     causes_of(timeline)
     st.subheader("Where its time went", anchor=False)
     dark = is_dark()
-    st.html(legend([*charts.phase_legend(answer.parts, dark=dark), *charts.mark_legend(timeline, dark=dark)]))
-    draw_chart(charts.over_time(timeline, answer.parts, dark=dark), key="timeline")
+    st.html(
+        legend(
+            [
+                *charts.legend_of(phases.time_texts(parts), palette.PHASE, dark=dark),
+                *charts.mark_legend(timeline, dark=dark),
+            ]
+        )
+    )
+    draw_chart(charts.over_time(timeline, parts, dark=dark), key="timeline")
     if (allocation := latest_allocation(timeline)) is not None:
         block_table(allocation, timeline, title="Its block tables, at the latest allocation")
     st.subheader("Every step", anchor=False)
@@ -111,20 +107,16 @@ def causes_of(timeline: Row) -> None:
         st.caption("Not known: its first step is not recorded, or has not arrived yet.")
         return
     epochs = sorted(sums.keys() | admissions.keys())
-
-    def admission(epoch: int) -> None:
+    shown = st.container()
+    rest = len(epochs) - MAX_ADMISSIONS
+    more = st.expander(f"{rest} more admissions after preemptions") if rest > 0 else shown
+    for number, epoch in enumerate(epochs):
         which = "" if len(epochs) == 1 else f"{run(epoch).capitalize()}: "
         entry = admissions.get(epoch)
-        st.markdown(f"{which}{'. '.join(filter(None, (sums.get(epoch), entry and headline(entry))))}")
-        if entry is not None:
-            st.html(waterfall(entry, timeline, dark=is_dark()))
-
-    for epoch in epochs[:MAX_ADMISSIONS]:
-        admission(epoch)
-    if rest := epochs[MAX_ADMISSIONS:]:
-        with st.expander(f"{len(rest)} more admissions after preemptions"):
-            for epoch in rest:
-                admission(epoch)
+        with shown if number < MAX_ADMISSIONS else more:
+            st.markdown(f"{which}{'. '.join(filter(None, (sums.get(epoch), entry and headline(entry))))}")
+            if entry is not None:
+                st.html(waterfall(entry, timeline, dark=is_dark()))
 
 
 def header(request: Row) -> None:
@@ -136,12 +128,9 @@ def header(request: Row) -> None:
         if template := os.environ.get(TRACES_VARIABLE, ""):
             traces = template.replace(TRACE_ID, request["trace_id"])
             st.page_link(traces, label="Trace", icon=":material/open_in_new:", help=traces)
-        with st.popover("Copy or download", icon=":material/content_copy:", type="tertiary"):
-            st.caption("The engine's id of the request")
-            st.code(request["request"], language=None)
-            st.caption("The trace's id")
-            st.code(request["trace_id"], language=None)
-            downloads(request["request"], request["engine"])
+        spans = partial(tracer().otlp, request["request"], engine=request["engine"])
+        name, help = f"{request['request']}.jsonl", "Its spans, for `kvtrail audit` and any OpenTelemetry tool."
+        st.download_button("OTLP", spans, name, "application/x-ndjson", on_click="ignore", help=help, type="tertiary")
     known = [
         f"engine's id {request['request']}",
         f"started {clock(request['started_ns'], now_ns=now_ns)} UTC",
@@ -156,45 +145,34 @@ def header(request: Row) -> None:
         st.caption(plain(" · ".join(shown)))
 
 
-def what_happened(timeline: Row, answer: Answer) -> None:
+def what_happened(timeline: Row, parts: list[phases.Stretch]) -> None:
     """What became of it and where its time went, in sentences; its hand-offs, errors, missing events, and the end of its
     engine."""
-    request, now_ns = timeline["request"], time.time_ns()
-    if sentence := phases.sentence(answer.parts):
+    request = timeline["request"]
+    if sentence := phases.sentence(parts):
         st.markdown(plain(sentence))
     handoff_links(timeline)
-    notes = st.container()
     if request["error"]:
-        notes.error(f"A call for this request raised. {plain(request['error'])}")
+        st.error(f"A call for this request raised. {plain(request['error'])}")
     if sentence := account.missing_events(timeline):
-        notes.warning(sentence)
-    said = [sentence] if (sentence := account.why_unknown(request)) else []
-    said += [plain(account.end_sentence(answer.end, now_ns=now_ns))] if answer.end is not None else []
-    if said:
-        (notes.error if request["outcome"] == Outcome.LOST else notes.info)(" ".join(said))
-    if answer.end is not None:
-        page_, query = account.end_link(answer.end)
-        with notes:
-            link(page_, "What happened then", icon="history", query=query)
+        st.warning(sentence)
+    if sentence := account.why_unknown(request):
+        (st.error if request["outcome"] == Outcome.LOST else st.info)(sentence)
+    if (around := account.around_end(request)) is not None:
+        link("overview", "What happened then", icon="history", query=around.address)
 
 
 def handoff_links(timeline: Row) -> None:
     """The requests of other engines to which its KV was handed over, or from which it came."""
-    if not (known := account.handoffs(timeline)):
+    if not (known := timeline.get("handoffs")):
         return
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="handoffs"):
-        for words, other in known:
-            if other is None:
-                st.caption(plain(words), width="content")
+        for each in known:
+            words = plain(account.handoff_text(each))
+            if each["request"]:
+                link("request", words, icon="swap_horiz", query=request_query(each))
             else:
-                link("request", plain(words), icon="swap_horiz", query=request_query(other))
-
-
-def downloads(request_id: str, engine: str) -> None:
-    """The request as files, fetched when their button is pressed."""
-    st.caption("OTLP has the spans, for `kvtrail audit` and any OpenTelemetry tool.")
-    spans = partial(tracer().otlp, request_id, engine=engine)
-    st.download_button("OTLP", spans, f"{request_id}.jsonl", "application/x-ndjson", on_click="ignore")
+                st.caption(words, width="content")
 
 
 def both_engines(known: pair.Pair, number: int, *, is_alone: bool) -> None:
@@ -207,7 +185,8 @@ def both_engines(known: pair.Pair, number: int, *, is_alone: bool) -> None:
     parts, dark = pair.stages(known), is_dark()
     if text := pair.first_token_text(parts, known.link):
         st.markdown(plain(text))
-        st.html(legend(pair.stage_legend(parts, dark=dark)))
+        lasted = {part.phase: milliseconds(part.end - part.begin) for part in parts}
+        st.html(legend(charts.legend_of(lasted, palette.STAGE, dark=dark)))
     draw_chart(pair.pair_chart(known, parts, dark=dark), key=f"pair_{number}")
     st.caption(plain(pair.alignment(known.link)))
     table(
@@ -217,56 +196,27 @@ def both_engines(known: pair.Pair, number: int, *, is_alone: bool) -> None:
     )
 
 
-def pairs_of(timeline: Row | None, parts: list[phases.Stretch]) -> list[pair.Pair]:
+def pairs_of(timeline: Row, parts: list[phases.Stretch]) -> list[pair.Pair]:
     """The request with each one that is known on the other side of a hand-off."""
     found = []
-    for link_ in (timeline or {}).get("handoffs", ())[:MAX_PAIRS]:
+    for link_ in timeline.get("handoffs", ())[:MAX_PAIRS]:
         other = tracer().request(link_["request"], engine=link_["engine"]) if link_["request"] else None
-        if timeline is not None and other is not None:
+        if other is not None:
             found.append(pair.pair_of(timeline, parts, other, phases_of(other), link_))
     return found
 
 
-def end_of_engine(timeline: Row | None) -> Row | None:
-    """The end of the engine of a request that was open then; None of another request, or where it is not known."""
-    if timeline is None or (asked := account.end_asked(timeline["request"], now_ns=time.time_ns())) is None:
-        return None
-    return account.end_found(timeline["request"], tracer().get("markers", **asked))
-
-
-def phases_of(timeline: Row | None) -> list[phases.Stretch]:
-    """The phases of a request, as the live view has them."""
-    if timeline is None:
-        return []
-    request = timeline["request"]
-    return phases.stretches(tracer().get("lanes", **phases.question(request, now_ns=time.time_ns())), request)
-
-
-def resolved(query: dict[str, str]) -> tuple[Row | None, str, str]:
-    """The request that the address names, by its id, or by a trace that has no other: what the tracer knows of it, its id and
-    its engine; empty where a trace names none or several."""
-    request_id, engine = query.get("id", ""), query.get("engine", "")
-    try:
-        if not request_id:
-            found = tracer().requests_of_trace(query.get("trace", "").strip().lower())
-            request_id, engine = (found[0]["request"], found[0]["engine"]) if len(found) == 1 else ("", "")
-        return (tracer().request(request_id, engine=engine) if request_id else None), request_id, engine
-    except TracerAway:
-        return None, request_id, engine  # the page below shows the error
-
-
 asked = address.query()
-known, named, of_engine = resolved(asked)
+named, of_engine = asked.get("id", ""), asked.get("engine", "")
 if not named:
     st.header("Which request?", anchor=False)
-    trace = asked.get("trace", "")
-    st.markdown(
-        f"Trace {plain(trace)} has no request here, or several: the list shows which."
-        if trace
-        else "This page needs a request's id in its address, as `/request?id=...`, or its trace's as `/request?trace=...`."
-    )
-    link("requests", "Choose one from the list", query={"search": trace} if trace else {})
+    st.markdown("This page needs a request's id in its address, as `/request?id=...`.")
+    link("requests", "Choose one from the list")
 else:
+    try:
+        known = tracer().request(named, engine=of_engine)
+    except TracerAway:
+        known = None  # the page below shows the error
     ended_ns = known["request"]["last_ns"] if known and known["request"]["outcome"] != "running" else None
     every_s = unless_over(EVERY_S, ended_ns=ended_ns)
     chosen = switch("About it", TABS | (HANDOFF if known and known.get("handoffs") else {}), name="tab")

@@ -9,9 +9,10 @@ import streamlit as st
 from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import findings as content
-from kvtrail.dashboard.content.request import replay
+from kvtrail.dashboard.content.request import phases, replay
 from kvtrail.dashboard.content.requests import status
 from kvtrail.dashboard.content.text import plain, prose
+from kvtrail.dashboard.views.answers import tracer
 from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.tracer.model import words
 
@@ -32,12 +33,12 @@ def request_badges(request: Row) -> None:
 
 def finding_cards(findings: list[Row], timeline: Row, *, steps: dict[str, int] | None = None) -> None:
     """A request's findings, one below the other. With `steps` (finding id to step number) each links to the replay."""
-    for finding in findings[:MOST]:
-        _card(finding, timeline, (steps or {}).get(finding["id"]))
-    if rest := findings[MOST:]:
-        with st.expander(f"{words.some(len(rest), 'more finding')} of this request"):
-            for finding in rest:
-                _card(finding, timeline, (steps or {}).get(finding["id"]))
+    shown = st.container()
+    rest = len(findings) - MOST
+    more = st.expander(f"{words.some(rest, 'more finding')} of this request") if rest > 0 else shown
+    for number, finding in enumerate(findings):
+        with shown if number < MOST else more:
+            _card(finding, timeline, (steps or {}).get(finding["id"]))
 
 
 def _card(finding: Row, timeline: Row, step: int | None) -> None:
@@ -86,3 +87,9 @@ def unknown_request(which: str) -> None:
         " arrived yet; this page retries every 2 s."
     )
     link("requests", "All requests")
+
+
+def phases_of(timeline: Row) -> list[phases.Stretch]:
+    """The phases of a request, as the live view has them."""
+    request = timeline["request"]
+    return phases.stretches(tracer().get("lanes", **phases.question(request, now_ns=time.time_ns())), request)

@@ -11,7 +11,6 @@ import streamlit as st
 from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import latency, requests
-from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.live.view import APPLIED
 from kvtrail.dashboard.views import address, lanes, picker, tables
@@ -76,13 +75,11 @@ def table(search: str, order: str, chosen: dict[str, str]) -> None:
     shown = picker.current()
     window = {} if search else {"since_ns": shown.since_ns, "before_ns": shown.until_ns}
 
-    def ask() -> list[Row]:
-        rows: list[Row] = tracer().get(
-            "requests", search=search, sort=order, limit=MOST, **requests.filters(chosen), **window
-        )
-        return rows
-
-    found = read(ask, key=f"requests {search!r} {order} {chosen} {shown.field()}")
+    asked = requests.filters(chosen)
+    found = read(
+        lambda: tracer().get("requests", search=search, sort=order, limit=MOST, **asked, **window),
+        key=f"requests {search!r} {order} {chosen} {shown.field()}",
+    )
     if found is None:
         return
     if not found:
@@ -105,10 +102,9 @@ def grouped(by: str, of: str, search: str, chosen: dict[str, str]) -> None:
     shown = picker.current()
     filters, ignored = requests.filters_of_groups(chosen, search)
 
-    def ask() -> Row:
+    def ask() -> Any:
         measure = of or latency.usual(tracer().get("latency/measures", **filters, **shown.query))
-        groups: Row = tracer().get("latency/groups", by=by, of=measure, **filters, **shown.query)
-        return groups
+        return tracer().get("latency/groups", by=by, of=measure, **filters, **shown.query)
 
     answer = read(ask, key=f"groups {by} {of} {filters} {shown.field()}")
     if answer is None:
@@ -150,13 +146,12 @@ def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
     say_ignored(ignored)
     st.markdown(latency.summary(over_time))
     if over_time["whole"]["requests"]:
-        st.caption("When requests started, and how long they took. Draw an area to list them.")
-        st.html(of_colours(latency.scale(over_time, dark=is_dark())))
+        st.caption("When requests started, and how long they took; darker where more did. Draw an area to list them.")
 
         def draw(selection: Mapping[str, Any]) -> None:
-            if (found := latency.drawn(selection, over_time)) is not None:
-                where = " and ".join(filter(None, (chosen.get("where"), found["where"])))
-                st.session_state[DRAWN] = {**found, "where": where, "view": "", "of": "", "sort": "duration"}
+            if (area := latency.drawn(selection, over_time)) is not None:
+                where = " and ".join(filter(None, (chosen.get("where"), area["where"])))
+                st.session_state[DRAWN] = {**area, "where": where, "view": "", "of": "", "sort": "duration"}
 
         chart = latency.heat_map(over_time, dark=is_dark())
         chart_to_draw_on(chart, key=f"heat_map {over_time['of']}", selection=latency.AREA, draw=draw)
@@ -164,10 +159,11 @@ def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
     if sentence := latency.tokens(measures):
         st.markdown(sentence)
     query = {**shown.address, **requests.as_address(chosen), "view": "heat"}
+    found = latency.measures_shown(measures)
     tables.table(
-        latency.measure_rows(measures),
+        latency.measure_rows(found),
         key="measures",
-        links=[("requests", {**query, "of": each}) for each in latency.measures_shown(measures)],
+        links=[("requests", {**query, "of": each["of"]}) for each in found],
         note="Each time by itself, of the requests that have it. Percentiles are within 4.5 %. Click one to see it above.",
         appends=True,
     )
@@ -180,8 +176,7 @@ def say_ignored(filters: Sequence[str]) -> None:
 
 
 view = address.query().get("view", "table")
-has_lanes = view == "lanes"
-picker.heading("Requests", timed=not has_lanes, copied=not has_lanes, beside=lambda: switch("View", VIEWS, name="view"))
+picker.heading("Requests", timed=view != "lanes", beside=lambda: switch("View", VIEWS, name="view"))
 with filter_bar():
     searched, in_use = filters()
     by = of = ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import streamlit as st
 
@@ -18,15 +16,6 @@ from kvtrail.dashboard.views.charts import chart_over_time, draw_chart, is_dark
 from kvtrail.dashboard.views.filters import choose, filter_bar
 from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.tables import cards, table
-
-
-class Answer(NamedTuple):
-    """The data of the page, queried together."""
-
-    savings: Row
-    engines: list[Row]
-    markers: list[Row]
-    waste: Row
 
 
 def filters() -> dict[str, str]:
@@ -50,40 +39,40 @@ def page(filters: dict[str, str]) -> None:
     narrowed = {name: value for name in waste.CHOSEN if (value := address.query().get(name, ""))}
     own = {name: value for name, value in filters.items() if name != "connector"}  # markers and waste are of engines
 
-    def ask() -> Answer:
+    def ask() -> Row:
         get, query = tracer().get, shown.query
-        return Answer(
-            savings=get("efficiency", **filters, **query),
-            engines=get("fleet")["engines"],
-            markers=get("markers", **own, **query),
-            waste=get("waste", **own, **narrowed, **query),
-        )
+        return {
+            "savings": get("efficiency", **filters, **query),
+            "engines": get("fleet")["engines"],
+            "markers": get("markers", **own, **query),
+            "waste": get("waste", **own, **narrowed, **query),
+        }
 
     answer = read(ask, key=f"savings {shown.field()} {filters} {narrowed}")
     if answer is None:
         return
     if narrowed:
-        _wasted(answer.waste, filters, narrowed)
+        _wasted(answer["waste"], filters, narrowed)
         return
-    sums = answer.savings["worth"]
+    sums = answer["savings"]["worth"]
     if not sums["lookups"] and not sums["asked"]:
         st.info(
-            f"No lookup was traced from {shown.text(now_ns=time.time_ns())}. Choose a longer range, or remove a filter; the"
+            f"No lookup was traced from {shown.field()}. Choose a longer range, or remove a filter; the"
             " overview shows which engines send spans."
         )
         return
-    _summary(answer.savings, answer.engines)
-    if sentence := engines.missing_spans([recorder for each in answer.engines for recorder in each["recorders"]]):
+    _summary(answer["savings"], answer["engines"])
+    if sentence := engines.missing_spans([recorder for each in answer["engines"] for recorder in each["recorders"]]):
         st.warning(f"{sentence} The sums below do not include them.")
     st.subheader("Where the tokens of admitted requests came from", anchor=False)
-    st.html(of_colours(charts.source_colours(answer.savings, dark=is_dark())))
-    chart_over_time(charts.sources_over_time(answer.savings, dark=is_dark()), answer.markers, key="sources")
-    models = {each["engine"]: each["model"] for each in answer.engines}
-    _reasons(answer.savings, models, answer.markers)
-    _wasted(answer.waste, filters, narrowed)
-    _more_memory(answer.savings, answer.engines)
+    st.html(of_colours(charts.source_colours(answer["savings"], dark=is_dark())))
+    chart_over_time(charts.sources_over_time(answer["savings"], dark=is_dark()), answer["markers"], key="sources")
+    models = {each["engine"]: each["model"] for each in answer["engines"]}
+    _reasons(answer["savings"], models, answer["markers"])
+    _wasted(answer["waste"], filters, narrowed)
+    _more_memory(answer["savings"], answer["engines"])
     st.subheader("By engine and connector", anchor=False)
-    table(savings.place_rows(answer.savings, models), key="places")
+    table(savings.place_rows(answer["savings"], models), key="places")
     st.caption(
         "A MultiConnector asks its children one after the other; each counts the tokens it was asked for. If the"
         " MultiConnector is traced as well, only it counts."
@@ -96,10 +85,9 @@ def page(filters: dict[str, str]) -> None:
 def _summary(answer: Row, listed: list[Row]) -> None:
     """Whether it is worth it: the verdict, its numbers, their calculation and their limits."""
     sums = answer["worth"]
-    level, sentence = savings.verdict(answer, listed)
-    more = [savings.without_savings(answer), memory.better_of(answer, listed), savings.memory_held(answer, listed)]
+    level, sentence = savings.is_it_worth_it(sums)
     with st.container(key=f"say-{level}-worth"):
-        st.markdown(f"**{sentence}** {' '.join(filter(None, more))}")
+        st.markdown(f"**{sentence}** {savings.memory_held(answer, listed)}")
     cards(savings.cards(sums))
     st.caption(" ".join(filter(None, (savings.source_of_savings(sums), savings.limits(sums)))))
 
@@ -108,8 +96,7 @@ def _reasons(answer: Row, models: dict[str, str], marked: list[Row]) -> None:
     """The causes of computed tokens: over time, and by engine, connector, model, tenant and KV cache group."""
     sums = answer["worth"]
     st.subheader("Why the others were computed", anchor=False, help=TERMS["cause"])
-    sentence = causes.reasons(sums)
-    if not sentence:
+    if not (sentence := " ".join(filter(None, (causes.largest(sums), causes.unknown(sums))))):
         st.caption(
             "Nothing was computed, by what is recorded."
             if sums["causes"]
@@ -178,18 +165,9 @@ def _more_memory(answer: Row, listed: list[Row]) -> None:
         )
         return
     limit, given = memory.limit_of(curve, listed), memory.given_of(curve, answer)
-    sums = memory.sums_of(curve, answer) or {}
     if place := memory.place(curve, answer):
         st.caption(f"Of {place}, where another size would change most. Choose another engine above.")
-    st.markdown(
-        memory.sentences(
-            curve,
-            limit=limit,
-            given=given,
-            causes=sums.get("causes"),
-            is_gone=memory.is_gone(curve, listed),
-        )
-    )
+    st.markdown(memory.sentences(curve, limit=limit, given=given))
     if curve["points"]:
         draw_chart(charts.what_memory_buys(curve, limit=limit, given=given, dark=is_dark()), key="memory")
         dot = "; the dot is this store's measured share" if memory.today(curve, limit) else ""

@@ -6,7 +6,9 @@ does not move.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import streamlit as st
 
@@ -15,9 +17,8 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.requests import STATUS
 from kvtrail.dashboard.content.text import Link, of_address
 from kvtrail.dashboard.glossary import TERMS
-from kvtrail.dashboard.table.columns import DURATION, PERCENT, Column, Ids, Labels, Moments, Numbers
+from kvtrail.dashboard.table.columns import DURATION, SHARE, Column, Ids, Labels, Numbers
 from kvtrail.dashboard.table.component import OPEN, component, payload
-from kvtrail.dashboard.table.state import TableState, disambiguated
 from kvtrail.dashboard.views.answers import question
 from kvtrail.dashboard.views.links import remember_click
 from kvtrail.tracer.model import words
@@ -25,7 +26,7 @@ from kvtrail.tracer.model import words
 _Shown = tuple[Row, Link]
 _ROW_PX, _HEAD_PX = 26, 38
 """Heights: of a row, and of the headings with the table's border (table.css)."""
-_SECONDS, _SHARE = "%.3f s", "%.1f %%"
+_SECONDS = "%.3f s"
 COLUMNS: dict[str, Column] = {
     "Request": Ids(),
     "Engine": Ids(help=TERMS["engine"]),
@@ -40,22 +41,23 @@ COLUMNS: dict[str, Column] = {
     "What they did": Column(help=TERMS["impact"]),
     "Findings": Numbers(help=TERMS["finding"]),
     "Requests": Numbers(help=TERMS["requests with it"]),
-    "Started": Moments(label="Started (UTC)"),
-    "Admitted": Moments(label="Admitted (UTC)"),
-    "Latest": Moments(label="Latest (UTC)"),
-    "First seen": Moments(label="First seen (UTC)", help=TERMS["first seen"]),
-    "Last seen": Moments(label="Last seen (UTC)"),
+    "Started": Column(label="Started (UTC)"),
+    "Admitted": Column(label="Admitted (UTC)"),
+    "Latest": Column(label="Latest (UTC)"),
+    "First seen": Column(label="First seen (UTC)", help=TERMS["first seen"]),
+    "Last seen": Column(label="Last seen (UTC)"),
     "Duration": Numbers(format=_SECONDS, help=TERMS["duration"]),
     "First token": Numbers(format=_SECONDS, help=TERMS["first token"]),
     "Waited": Numbers(format=_SECONDS, help=TERMS["waited for KV"]),
     "Saved": Numbers(format="%.2f s", help=TERMS["prefill saved"]),
     "Prefill": Numbers(format="%.2f s", help=TERMS["wasted prefill"]),
     "p50": Numbers(format=_SECONDS), "p90": Numbers(format=_SECONDS), "p99": Numbers(format=_SECONDS),
-    "Hit rate": Numbers(format=_SHARE, help=TERMS["hit rate"]),
-    "vLLM's own": Numbers(format=_SHARE, help=TERMS["vLLM's own hit rate"]),
-    "Share": Numbers(format=_SHARE, help=TERMS["share of the waste"]),
-    "Share of the change": Numbers(format=_SHARE, help=TERMS["share of the change"]),
-    "Of its pool": Numbers(format=PERCENT),
+    "Hit rate": Numbers(format=SHARE, help=TERMS["hit rate"]),
+    "vLLM's own": Numbers(format=SHARE, help=TERMS["vLLM's own hit rate"]),
+    "Share": Numbers(format=SHARE, help=TERMS["share of the waste"]),
+    "Before": Column(help=TERMS["before"], right=True), "After": Column(help=TERMS["after"], right=True),
+    "Share of the change": Numbers(format=SHARE, help=TERMS["share of the change"]),
+    "Of its pool": Numbers(format=SHARE),
     "Prompt": Numbers(help=TERMS["prompt"]),
     "Tokens": Numbers(),
     "Computed": Numbers(),
@@ -79,13 +81,52 @@ COLUMNS: dict[str, Column] = {
     "Dropped": Numbers(help=TERMS["dropped"]),
     "Gaps": Numbers(help=TERMS["gaps"]),
     "Since arrival": Numbers(format=DURATION),
-    "To next": Numbers(format=DURATION, help=TERMS["to next"]),
     "Took": Column(help=TERMS["took"], right=True),
     "Says": Column(width=330),
+    "A": Column(width=480), "B": Column(width=480),
     "Ended of": Column(width=290),
     "Why": Column(width=700),
 }  # fmt: skip
 """How the values of each name look, on every page; those of other names are text."""
+
+
+@dataclass(slots=True)
+class TableState:
+    """A table on an open page.
+
+    Attributes:
+        question: the query behind its rows, such as filters and a sort order; another query begins another table.
+        number: the number of tables before it. A browser that lags behind reports a click with the number of the table that
+            it still shows.
+        rows: the rows shown, in order, by identity. A row that is no longer in any answer keeps its last values.
+        waiting: the number of new rows not shown yet.
+        is_over: whether the reader asked for the waiting rows.
+    """
+
+    question: str
+    number: int
+    rows: dict[Hashable, _Shown]
+    waiting: int = 0
+    is_over: bool = False
+
+    def update(self, answer: Mapping[Hashable, _Shown], *, appends: bool = False) -> None:
+        """Take the values of a newer answer. New rows wait, or come last if the table `appends` them."""
+        self.rows = {name: answer.get(name, row) for name, row in self.rows.items()}
+        new = {name: row for name, row in answer.items() if name not in self.rows}
+        if appends:
+            self.rows.update(new)
+        else:
+            self.waiting = len(new)
+
+
+def disambiguated(names: Iterable[Hashable]) -> list[Hashable]:
+    """The names; each repeat of a name gets a number."""
+    seen: Counter[Hashable] = Counter()
+    apart: list[Hashable] = []
+    for name in names:
+        apart.append((name, seen[name]) if seen[name] else name)
+        seen[name] += 1
+    return apart
 
 
 def table(
@@ -97,7 +138,6 @@ def table(
     note: str = "",
     appends: bool = False,
     most_rows: int = 12,
-    looks: Mapping[str, Column] | None = None,
 ) -> None:
     """A table as high as its rows, `most_rows` at most.
 
@@ -107,14 +147,12 @@ def table(
         ids: each row's identity from answer to answer; its link if omitted.
         note: a line above the table.
         appends: new rows come last, so they need not wait.
-        looks: of columns that look otherwise than in `COLUMNS`.
     """
-    looks = {**COLUMNS, **(looks or {})}
     with st.container(key=key, gap="small"):
         if links is None:
             if note:
                 st.caption(note)
-            _draw(rows, key=key, most_rows=most_rows, looks=looks)
+            _draw(rows, key=key, most_rows=most_rows)
             return
         names = disambiguated(ids if ids is not None else [(page, *sorted(query.items())) for page, query in links])
         answer = dict(zip(names, zip(rows, links, strict=True), strict=True))
@@ -125,14 +163,13 @@ def table(
             [row for row, _ in shown],
             key=key,
             most_rows=most_rows,
-            looks=looks,
             links=[each for _, each in shown],
             number=state.number,
         )
 
 
-def _state(key: str, answer: Mapping[Hashable, _Shown], *, appends: bool) -> TableState[_Shown]:
-    state: TableState[_Shown] | None = st.session_state.get(f"{key}_state")
+def _state(key: str, answer: Mapping[Hashable, _Shown], *, appends: bool) -> TableState:
+    state: TableState | None = st.session_state.get(f"{key}_state")
     if state is None or _is_another(key, state):
         number = 0 if state is None else state.number + 1
         state = TableState(question(), number, dict(answer))
@@ -142,7 +179,7 @@ def _state(key: str, answer: Mapping[Hashable, _Shown], *, appends: bool) -> Tab
     return state
 
 
-def _is_another(key: str, state: TableState[_Shown]) -> bool:
+def _is_another(key: str, state: TableState) -> bool:
     """Whether the page now needs another table. Streamlit drops a table's state when its page is left."""
     return state.is_over or state.question != question() or _component_key(key) not in st.session_state
 
@@ -173,7 +210,6 @@ def _draw(
     *,
     key: str,
     most_rows: int,
-    looks: Mapping[str, Column],
     links: Sequence[Link] = (),
     number: int = 0,
 ) -> None:
@@ -184,7 +220,7 @@ def _draw(
 
     component()(
         key=component_key,
-        data=payload(rows, looks, links=links, number=number, name=key.replace("_", " ")),
+        data=payload(rows, COLUMNS, links=links, number=number, name=key.replace("_", " ")),
         height=_HEAD_PX + _ROW_PX * min(max(1, len(rows)), most_rows),
         on_open_change=open_link,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -11,8 +12,9 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from processes import SLOW_S, free_port, until
+from streamlit.starlette import App
 
-from kvtrail.dashboard.command import arguments, dashboard
+from kvtrail.dashboard.command import dashboard, streamlit_options
 
 
 def test_help_has_defaults_and_an_example() -> None:
@@ -50,8 +52,9 @@ def test_nobody_listens_beyond_this_machine_by_mistake(host: str) -> None:
 
 
 def test_beyond_this_machine_it_listens_where_this_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[list[str]] = []
-    monkeypatch.setattr("os.execve", lambda program, arguments, environment: started.append(arguments))
+    started: list[object] = []
+    monkeypatch.setattr("os.environ", os.environ.copy())
+    monkeypatch.setattr(App, "run", lambda app, config: started.append(config["server.address"]))
     for options in (
         ["--host", "0.0.0.0", "--insecure"],
         ["--host", "127.0.0.1"],
@@ -59,7 +62,7 @@ def test_beyond_this_machine_it_listens_where_this_is_meant(monkeypatch: pytest.
     ):
         result = CliRunner().invoke(dashboard, [*options, "--port", str(free_port())])
         assert result.exit_code == 0, result.output
-    assert len(started) == 3
+    assert started == ["0.0.0.0", "127.0.0.1", "localhost"]
 
 
 @pytest.mark.parametrize("template", ["http://jaeger:16686/trace/", "jaeger/{trace_id}", "javascript:{trace_id}"])
@@ -73,9 +76,9 @@ def test_a_place_of_traces_that_is_none_is_refused(template: str) -> None:
 
 
 def test_nothing_is_reported_to_anyone() -> None:
-    given = arguments("127.0.0.1", 8501)
-    assert given[given.index("--browser.gatherUsageStats") + 1] == "false"
-    assert given[given.index("--server.headless") + 1] == "true"
+    given = streamlit_options("127.0.0.1", 8501)
+    assert given["browser.gatherUsageStats"] is False
+    assert given["server.headless"] is True
 
 
 def test_ctrl_c_ends_it_cleanly_and_frees_the_port() -> None:

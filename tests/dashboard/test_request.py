@@ -106,9 +106,9 @@ def test_a_foreign_span_that_began_before_the_request_lies_left_of_zero(stale: d
 
 
 def test_a_preemption_makes_computed_and_matched_unknown_until_the_next_lookup(stale: dict[str, Any]) -> None:
-    levels = request_charts.account_points(stale)
-    assert [row["tokens"] for row in levels if row["measure"] == "in vLLM"] == [None, 0, 0, 0, None, 384, 384, 384]
-    assert [row["tokens"] for row in levels if row["measure"] == "matched"] == [None, 0, 0, 0, None, 256, 256, 256]
+    levels = account.step_rows(stale)
+    assert [row["In vLLM"] for row in levels] == [None, None, 0, 0, 0, None, 384, 384, 384]
+    assert [row["Matched"] for row in levels] == [None, None, 0, 0, 0, None, 256, 256, 256]
 
 
 def charts_of(timeline: dict[str, Any]) -> list[Any]:
@@ -116,8 +116,7 @@ def charts_of(timeline: dict[str, Any]) -> list[Any]:
     parts = [Stretch("queued", 0.0, 3.0)]
     return [
         request_charts.over_time(timeline, parts, dark=False),
-        request_charts.by_step(timeline, at=1, dark=False),
-        request_charts.account_by_step(timeline, at=1, dark=False),
+        request_charts.over_time(timeline, [], at=1, dark=False),
     ]
 
 
@@ -140,28 +139,24 @@ def test_where_the_tokens_came_from_is_one_sum(stale: dict[str, Any]) -> None:
     first, *_ = account.admissions(stale)
     assert (first.asked, first.cached, first.loaded, first.computed) == (750, 0, 0, 750)
     resumed = timeline_of("L 750 c0 h512 -> 512\nA 512\nS 512+238\nP\nL 780 c384 h512 -> 128\nA 128\nS 512+268")
-    assert [(each.epoch, *each.parts, each.asked) for each in account.admissions(resumed)] == [
+    assert [
+        (each.epoch, each.cached, each.loaded, each.computed, each.asked) for each in account.admissions(resumed)
+    ] == [
         (0, 0, 512, 238, 750),
         (1, 384, 128, 268, 780),
     ]
-    for each in account.admissions(resumed):
-        assert sum(each.parts) == each.asked
     # A load that failed is computed from where it failed.
     failed = timeline_of("L 750 c384 h512 -> 128\nA 128\nS 320+430")
-    assert [each.parts for each in account.admissions(failed)] == [(320, 0, 430)]
+    assert [(each.cached, each.loaded, each.computed) for each in account.admissions(failed)] == [(320, 0, 430)]
     assert account.admissions(timeline_of("L 750 c0 h512 -> 512\nA 512")) == []
 
 
 def test_a_running_request_has_no_more_tokens_computed_than_it_has(stale: dict[str, Any]) -> None:
     """Its total is that of its latest lookup, and its output goes on."""
     running = timeline_of("L 750 c0 h0 -> 0\nA 0\nS 0+750\nS 750+1\nS 751+1\nL 750 c752 h0 -> 0")
-    for row in (each for each in request_charts.account_points(running) if each["measure"] == "in vLLM"):
-        total = next(
-            each["tokens"]
-            for each in request_charts.account_points(running)
-            if (each["step"], each["measure"]) == (row["step"], "tokens of the request")
-        )
-        assert row["tokens"] is None or row["tokens"] <= total
+    for each in filter(None, (step["account"] for step in running["steps"])):
+        computed, total = account.number(each, "computed"), account.number(each, "total")
+        assert computed is None or computed <= total
 
 
 def test_a_proof_needs_no_glossary(stale: dict[str, Any]) -> None:
@@ -180,9 +175,6 @@ def test_step_rows_say_what_happened(stale: dict[str, Any]) -> None:
     rows = account.step_rows(stale)
     assert rows[7]["Says"] == "384 of 750 computed, 256 matched; answered 256, cached"
     assert rows[7]["Proof"] == "L2"
-    assert rows[0]["To next"] is None  # another service's span encloses the steps
-    assert rows[1]["To next"] == pytest.approx((stale["steps"][2]["end_ns"] - stale["steps"][1]["end_ns"]) / 1e6)
-    assert rows[-1]["To next"] is None
     assert rows[8]["Says"].endswith("raised Mismatch in tokens to load")
     assert rows[0]["In vLLM"] is None
 
@@ -241,8 +233,6 @@ def test_durations(ns: int, text: str) -> None:
 def test_numbers_and_times() -> None:
     assert words.count(1234567) == "1,234,567"
     assert words.count(None) == words.NOTHING
-    assert texts.rate(17.34) == "17.3"
-    assert texts.rate(6349.4) == "6,349"
     assert words.size(262144) == "256 KiB"
     assert texts.clock(START_NS + 250_000_000) == "01:24:36.250"
     assert texts.clock(START_NS, now_ns=START_NS + 86_400 * 10**9).startswith("2025-12-03 ")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvtrail.dashboard import palette
 from kvtrail.dashboard.content.legend import Entry, legend
 from kvtrail.dashboard.content.request import charts as request_charts
 from kvtrail.dashboard.content.request import phases
@@ -56,7 +57,8 @@ def test_the_time_in_each_phase() -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_phase_has_its_colour_in_the_legend(dark: bool) -> None:
-    entries = request_charts.phase_legend([Stretch(name, 0.0, 1.0) for name in NAMES], dark=dark)
+    spent = phases.time_texts([Stretch(name, 0.0, 1.0) for name in NAMES])
+    entries = request_charts.legend_of(spent, palette.PHASE, dark=dark)
     known = set(NAMES) - set(phases.OVER)
     assert {entry.name for entry in entries} == known
     assert len({entry.colour for entry in entries}) == len(known)

@@ -47,12 +47,6 @@ def test_an_unknown_name_has_none(name: str) -> None:
     assert runbook.text(name) is None
 
 
-def test_a_slip_is_understood() -> None:
-    assert runbook.similar("StaleLookup")[0] == "stale-lookup"
-    assert runbook.similar("kvtrailseveredrift")[0] == "KvtrailSevereDrift"
-    assert runbook.similar("zzzzzz") == []
-
-
 @pytest.mark.parametrize("name", ["", *runbook.names()])
 def test_an_issues_number_at_the_beginning_of_a_line_is_no_heading(name: str) -> None:
     assert "##" not in re.sub(r"^#+ ", "", runbook.text(name) or "", flags=re.MULTILINE)

@@ -10,7 +10,7 @@ import pytest
 from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.text import address, of_address
-from kvtrail.dashboard.table.columns import PERCENT, TENTHS, Column, Ids, Labels, Moments, Numbers
+from kvtrail.dashboard.table.columns import SHARE, Column, Ids, Labels, Numbers
 from kvtrail.dashboard.table.component import payload
 from kvtrail.tracer.model.words import NOTHING
 
@@ -33,10 +33,7 @@ AT = datetime(2026, 11, 26, 21, 5, 6, 78_900, tzinfo=UTC)
         (Numbers(), 0, "0"),
         (Numbers(), None, NOTHING),
         (Numbers(format="%.3f s"), 1.5, "1.500 s"),
-        (Numbers(format="%.1f %%"), 38.04, "38.0 %"),
-        (Numbers(format=TENTHS), 16246.94, "16,246.9"),
-        (Numbers(format=PERCENT), 0.25, "25 %"),
-        (Moments(), AT, "11-26 21:05:06"),
+        (Numbers(format=SHARE), 0.3804, "38.0 %"),
         (Ids(), "chat-1", "chat-1"),
         (Labels(meanings=palette.VERDICT), ["ok"], ["ok"]),
     ],

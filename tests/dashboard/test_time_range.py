@@ -101,16 +101,12 @@ def test_a_time_of_day_is_the_latest_that_has_been() -> None:
     assert at("19:01") == NOW - 24 * HOUR + 60 * S
 
 
-def test_both_ends_have_their_dates_unless_both_are_today() -> None:
+def test_both_ends_have_their_dates() -> None:
     """24 hours read: 2026-11-20 20:11:25 to 20:11:25."""
     day = TimeRange(at("2026-11-20 20:11:25"), at("2026-11-21 18:11:25"))
-    assert day.text(now_ns=NOW) == "2026-11-20 20:11:25 to 2026-11-21 18:11:25 UTC"
     assert day.field() == "2026-11-20 20:11:25 to 2026-11-21 18:11:25"
-    assert HOUR_AGO.text(now_ns=NOW) == "18:00:00 to 19:00:00 UTC"
     assert HOUR_AGO.field() == "now-1h to now"
-    yesterday = TimeRange(at("2026-11-20 08:00"), at("2026-11-20 09:00"))
-    assert yesterday.text(now_ns=NOW) == "2026-11-20 08:00:00 to 2026-11-20 09:00:00 UTC"
-    assert TimeRange(0, S).text(now_ns=NOW) == "1970-01-01 00:00:00 to 1970-01-01 00:00:01 UTC"
+    assert TimeRange(0, S).field() == "1970-01-01 00:00:00 to 1970-01-01 00:00:01"
 
 
 @given(st.integers(0, LATEST_NS - 10 * S), st.integers(1000, 10**8))
@@ -125,5 +121,5 @@ def test_what_is_written_is_read_again(since_ms: int, length_ms: int) -> None:
 def test_a_quick_choice_is_known_again(name: str) -> None:
     chosen = of_query({"from": f"now-{RANGES[name]}", "to": "now"}, now_ns=NOW)
     assert chosen.choice == name
-    assert chosen.fixed.choice is None
+    assert TimeRange(chosen.since_ns, chosen.until_ns).choice is None
     assert chosen.until_ns - chosen.since_ns > LEAST_NS

@@ -68,7 +68,7 @@ def test_seconds_saved_are_shown_with_where_they_come_from() -> None:
     assert answer["prefill_saved_s"] == pytest.approx(1952 / (3072 / 2.002))
     level, sentence = savings.is_it_worth_it(answer)
     assert (level, sentence[:47]) == ("calm", "Worth it: 24.1 % of prefill saved, net. 1.27 s ")
-    assert "(here 1,534 tokens/s)" in savings.source_of_savings(answer)
+    assert "as measured from its steps" in savings.source_of_savings(answer)
 
 
 def worth(**changes: Any) -> dict[str, Any]:
@@ -153,54 +153,6 @@ def test_what_another_engine_computed_is_handed_over_and_not_saved() -> None:
     assert (sums["handed"], sums["spared"], sums["prefill_saved_s"]) == (900, 90, pytest.approx(90 / 1.3))
     assert savings.saved_share(sums) == 0.9, "of the tokens that it had to prefill itself"
     assert "900 tokens were computed by another engine and handed over" in savings.limits(sums)
-
-
-def test_what_only_engines_that_are_gone_have_saved_does_not_make_it_worth_it() -> None:
-    """ "Worth it: 8.4 %" earned by an engine that had died, while both that ran saved nothing."""
-    places = [place("dead", wanted=10, spared=5), place("a", wanted=10, spared=0), place("b", wanted=10, spared=0)]
-    answer = {"worth": worth(), "by_place": places}
-    engines = [
-        {"engine": "a", "state": "running"}, {"engine": "b", "state": "running"}, {"engine": "dead", "state": "died"},
-    ]  # fmt: skip
-    level, said = savings.verdict(answer, engines)
-    assert level == "warning"
-    assert said.startswith(
-        "Not worth its memory now: all that was saved in this range, 50.0 % of prefill, was saved by"
-    )
-    assert said.endswith("2 engines that run saved nothing.")
-    assert savings.verdict(answer, [{"engine": "dead", "state": "running"}, *engines[:2]])[0] == "calm"
-    assert savings.verdict(answer, engines[2:])[0] == "calm", "none runs"
-
-
-@pytest.mark.parametrize(
-    ("places", "sentence"),
-    [
-        ([], ""),
-        ([place("a", wanted=10, spared=5), place("b", wanted=10, spared=1)], ""),
-        ([place("a", wanted=10, spared=0), place("b", wanted=10, spared=0)], ""),
-        ([place("a", wanted=10, spared=5), place("b", wanted=0, spared=0)], ""),
-        ([place("a", wanted=10, spared=0), place("a", wanted=10, spared=4), place("b", wanted=10, spared=3)], ""),
-        (
-            [place("b", wanted=10, spared=0), place("a", wanted=10, spared=5), place("c", wanted=10, spared=5)],
-            "1 of 3 engines saved nothing: llama-b.",
-        ),
-        (
-            [place("a", wanted=10, spared=5), *(place(f"e{n}", wanted=10, spared=0) for n in range(7))],
-            "7 of 8 engines saved nothing: e0, e1, e2, e3, e4 and 2 others.",
-        ),
-    ],
-    ids=[
-        "nothing",
-        "all saved",
-        "none saved",
-        "nothing was asked for",
-        "another connector saved",
-        "one of three",
-        "many",
-    ],
-)
-def test_engines_that_saved_nothing_are_not_hidden_in_the_sums(places: list[dict[str, Any]], sentence: str) -> None:
-    assert savings.without_savings({"by_place": places, "engine_names": {"b": "llama-b"}}) == sentence
 
 
 def test_copies_that_took_longer_than_they_saved_are_a_net_below_zero() -> None:
@@ -289,7 +241,7 @@ def test_another_engine_is_another_engine() -> None:
     named = {**efficiency(PREEMPTED), "engine_names": {"engine": "llama-0"}}
     (place,) = savings.place_rows(named, {"engine": "opt"})
     assert (place["Engine"], place["Model"], place["Spared"]) == ("llama-0", "opt", 1952)
-    assert place["Hit rate"] == pytest.approx(1952 / 8196 * 100)
+    assert place["Hit rate"] == pytest.approx(1952 / 8196)
 
 
 @pytest.mark.parametrize(
@@ -328,14 +280,11 @@ def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
         "first_ns": NOW_NS, "last_ns": NOW_NS,
     }  # fmt: skip
     rows = findings.rule_rows([late_free, full_hit])
-    assert findings.sample([late_free, full_hit]) == " Impact and requests are those of the latest 4."
-    assert findings.sample([full_hit]) == ""
     assert [(row["Rule"], row["Severity"], row["What they did"], row["Findings"], row["Requests"]) for row in rows] == [
         ("full-hit", ["crash"], "1 did harm, 2 healed", 3, 2),
         ("late-free", ["leak"], "no harm seen", 9, 1),
     ]
     assert [row["Says"] for row in rows] == ["All of it", "late-free"]
-    assert findings.total(trend()) == 12
 
 
 def rule(name: str, not_known: int, **changes: Any) -> dict[str, Any]:
@@ -390,14 +339,6 @@ def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
     severe = {**mild, "rule": "b", "severity": "crash", "healed": 3, "not_known": {"findings": 9, "harmed": 0}}
     assert [row["Rule"] for row in findings.rule_rows([severe, mild])] == ["a", "b"]
     assert findings.impact(harmed=2, healed=3, findings=9) == "2 did harm, 3 healed, 4 without harm seen"
-
-
-def test_where_no_request_began_nothing_is_said_to_agree() -> None:
-    """An empty store was green: "no judged event contradicts another"."""
-    assert findings.none_found("now", requests=0) == (
-        "No findings from now, and no request began then. Choose a longer range."
-    )
-    assert findings.none_found("now", requests=3).endswith("no judged event contradicts another.")
 
 
 @pytest.mark.parametrize("dark", [False, True])

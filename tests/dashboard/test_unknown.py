@@ -21,4 +21,13 @@ def test_a_request_that_was_lost_is_not_said_to_end_yet() -> None:
 
 
 def test_a_reason_of_a_newer_tracer_is_shown_as_it_is() -> None:
-    assert account.reason("of_the_future") == ("of the future", "")
+    said = account.why_unknown({"verdict": "unknown", "unknown": "of_the_future"})
+    assert said == "The verdict is unknown: of the future."
+
+
+def test_a_request_that_was_open_when_its_engine_ended_leads_to_that_time() -> None:
+    lost = {"outcome": "lost", "last_ns": 10**18}
+    around = account.around_end(lost)
+    assert around is not None
+    assert around.since_ns < 10**18 < around.until_ns
+    assert account.around_end({**lost, "outcome": "finished"}) is None

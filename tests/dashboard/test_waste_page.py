@@ -47,20 +47,16 @@ def answer(**changed: Any) -> dict[str, Any]:
     ("changed", "said"),
     [
         ({}, RATED),
-        (
-            {"whole": group(0), "computed": 0},
-            "**Nothing is known of computed tokens in this range**: none has a recorded cause.",
-        ),
         ({"whole": group(0)}, "**Nothing that a cache had held was computed again**, by what is recorded."),
         (
             {"whole": group(2000, unrated=2000)},
-            "**2,000 of 8,000 computed tokens (25.0 %) had been held by a cache before**, in 3 admissions. In seconds: not"
-            " measured, since no step shows how fast these engines prefill.",
+            "**2,000 of 8,000 computed tokens (25.0 %) had been held by a cache before**, in 3 admissions. Not"
+            " every engine has shown how fast it prefills.",
         ),
         (
             {"whole": group(2000, seconds=1.0, unrated=1)},
             "**2,000 of 8,000 computed tokens (25.0 %) had been held by a cache before: 1.00 s of prefill**, in 3 admissions."
-            " The seconds leave out 1 token of engines that have not shown how fast they prefill.",
+            " The seconds leave out 1 token: Not every engine has shown how fast it prefills.",
         ),
         (
             {"covered_from_ns": 61 * S},
@@ -74,8 +70,8 @@ def test_the_sentence_says_how_much_it_is_and_what_the_numbers_leave_out(changed
 
 def test_tenants_have_names_shares_and_seconds() -> None:
     assert waste.tenant_rows(ANSWER) == [
-        {"Tenant": "Acme", "Tokens": 1500, "Share": 75.0, "Prefill": 3.0, "Admissions": 3},
-        {"Tenant": "without salt or adapter", "Tokens": 500, "Share": 25.0, "Prefill": None, "Admissions": 3},
+        {"Tenant": "Acme", "Tokens": 1500, "Share": 0.75, "Prefill": 3.0, "Admissions": 3},
+        {"Tenant": "without salt or adapter", "Tokens": 500, "Share": 0.25, "Prefill": None, "Admissions": 3},
     ]
 
 
@@ -87,4 +83,4 @@ def test_a_row_narrows_the_page_down_and_a_request_opens() -> None:
     (row,) = waste.request_rows(ANSWER)
     assert (row["Request"], row["Engine"], row["Tokens"], row["Prefix"]) == ("r-1", "alpha", 900, "not recorded")
     (prefix,) = waste.prefix_rows(ANSWER)
-    assert (prefix["Prefix"], prefix["Lost from token"], prefix["Share"]) == ("0011223344556677", 64, 75.0)
+    assert (prefix["Prefix"], prefix["Lost from token"], prefix["Share"]) == ("0011223344556677", 64, 0.75)

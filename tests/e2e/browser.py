@@ -94,10 +94,16 @@ def holds(check: Callable[[], None]) -> None:
 
 def box_of(element: playwright.Locator) -> playwright.FloatRect:
     """Where an element is, once it is anywhere."""
-    element.wait_for()
-    box = element.bounding_box()
-    assert box is not None, element
-    return box
+    found = list[playwright.FloatRect]()
+
+    def is_anywhere() -> bool:
+        """A refresh may draw it anew at any moment."""
+        element.wait_for()
+        found.extend(filter(None, [element.bounding_box()]))
+        return bool(found)
+
+    until(is_anywhere)
+    return found[0]
 
 
 def drag(element: playwright.Locator, begin: float, end: float, *, height: float = 0.5) -> None:

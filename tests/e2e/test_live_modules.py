@@ -20,7 +20,7 @@ def ask(chromium: playwright.Browser) -> Any:
     from kvtrail.dashboard.live.component import script
 
     names = "rangeOf, zoomed, panned, pinched, centred, showing, fitted, between, ticks, clock, lasting, count"
-    names += ", Rows, modelOf, requestAt, counts, stepped, linkTo, rangeText, deathsText, Live, Hover, listenToPointer"
+    names += ", Rows, modelOf, requestAt, counts, stepped, rangeText, deathsText, Live, Hover, listenToPointer"
     names += ", cutId, cutIds"
     text = script().replace("export default function", "function started", 1) + f"\nwindow.live = {{ {names} }};"
     page = chromium.new_page()
@@ -70,7 +70,7 @@ def test_a_range_fits_itself_to_what_there_is(ask: Any) -> None:
     assert now - 600_000 < past["to_ms"] < now - 590_000
 
 
-def test_a_range_in_words_and_as_a_link(ask: Any) -> None:
+def test_a_range_in_words(ask: Any) -> None:
     now = 1_764_725_076_123
     for to, said in (
         ("null", "now-1m to now"),
@@ -80,13 +80,6 @@ def test_a_range_in_words_and_as_a_link(ask: Any) -> None:
         assert ask(f"m.rangeText({{span_ms: 60000, to_ms: {to}}}, {now})") == said
     assert ask(f"m.between({now - 86_400_000}, {now})") == "2025-12-02 01:24:36 to 2025-12-03 01:24:36"
     assert ask(f"m.between({now - 60_000}, {now})") == "2025-12-03 01:23:36 to 01:24:36"
-    view = f"span_ms: 60000, to_ms: {now}, folded: ['e', 'f']"
-    page = "{origin: 'http://h', pathname: '/requests', search: '?view=lanes&search=a+b&from=y'}"
-    link = ask(f"m.linkTo({{{view}}}, {now}, {page})")
-    assert link == (
-        "http://h/requests?view=lanes&search=a+b&from=2025-12-03T01%3A23%3A36.123Z&to=2025-12-03T01%3A24%3A36.123Z"
-        "&fold=e&fold=f"
-    )
 
 
 def test_clocks_and_lengths(ask: Any) -> None:

@@ -44,7 +44,7 @@ def test_which_deploy_made_prefill_grow(world: World) -> None:
     page = Opened("").follow("Hit rate beyond vLLM's cache fell")
     page.sees(rf"Engine {world_of.AFTER_DEPLOY} was started with vLLM 0\.31 → 0\.32")
     page.sees("Prompt tokens computed went from")
-    page.open_row("changed_computed").sees(r"[\d]+ requests?, latest first")
+    page.open_row("changed").sees(r"[\d]+ requests?, latest first")
 
 
 def test_what_changed_around_a_moment_that_is_chosen(world: World) -> None:

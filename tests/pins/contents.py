@@ -121,9 +121,7 @@ def _findings(tracer: Tracer) -> Pages:
     found, by_rule = tracer.get("findings", limit=200, **WHOLE.query), tracer.get("findings/rules", **WHOLE.query)
     yield "rules", findings.rule_rows(by_rule)
     yield "rules, oldest first", findings.rule_rows(by_rule, oldest_first=True)
-    yield "sample", findings.sample(by_rule)
     yield "findings", findings.finding_rows(found)
-    yield "total", findings.total(tracer.get("findings/trend", **WHOLE.query))
     for each in {each["rule"]: each for each in reversed(found)}.values():
         yield (
             f"in words: {each['rule']}",
@@ -143,9 +141,8 @@ def _efficiency(tracer: Tracer, shown: TimeRange, **filters: str) -> Pages:
     yield "is it worth it", savings.is_it_worth_it(sums)
     yield "cards", savings.cards(sums)
     yield "sentences", [
-        savings.without_savings(answer), savings.memory_held(answer, engines), savings.source_of_savings(sums),
-        savings.limits(sums), savings.waits(sums),
-        causes.reasons(sums), causes.unknown(sums), causes.largest(sums),
+        savings.memory_held(answer, engines), savings.source_of_savings(sums), savings.limits(sums), savings.waits(sums),
+        causes.unknown(sums), causes.largest(sums),
     ]  # fmt: skip
     yield "sources", chart(charts.sources_over_time(answer, dark=False))
     yield "causes", chart(charts.causes_over_time(answer, dark=False))
@@ -157,12 +154,9 @@ def _efficiency(tracer: Tracer, shown: TimeRange, **filters: str) -> Pages:
         limit, given = memory.limit_of(curve, engines), memory.given_of(curve, answer)
         yield (
             "memory",
-            (memory.place(curve, answer), memory.rows(curve), memory.better(curve, limit=limit, given=given)),
+            (memory.place(curve, answer), memory.rows(curve)),
         )
-        yield "memory in words", memory.sentences(
-            curve, limit=limit, given=given, causes=sums.get("causes"),
-            is_gone=memory.is_gone(curve, engines),
-        )  # fmt: skip
+        yield "memory in words", memory.sentences(curve, limit=limit, given=given)
         if curve["points"]:
             yield "memory drawn", chart(charts.what_memory_buys(curve, limit=limit, given=given, dark=False))
 
@@ -181,8 +175,8 @@ def _latency(tracer: Tracer) -> Pages:
     answer, measures = tracer.get("latency", of="duration", **HOUR.query), tracer.get("latency/measures", **HOUR.query)
     yield "summary", latency.summary(answer)
     yield "heat map", chart(latency.heat_map(answer, dark=False))
-    yield "measures", (latency.measure_rows(measures), latency.tokens(measures), latency.usual(measures))
-    yield "scale", latency.scale(answer, dark=False)
+    shown = latency.measures_shown(measures)
+    yield "measures", (latency.measure_rows(shown), latency.tokens(measures), latency.usual(measures))
 
 
 def _requests(tracer: Tracer) -> Pages:
@@ -204,11 +198,10 @@ def _changes(tracer: Tracer) -> Pages:
     report = tracer.get("changes", at_ns=DEPLOY_NS, since_ns=NOW_NS - 2 * HOUR_NS, until_ns=NOW_NS)
     names = report["engine_names"] | report["tenant_names"]
     found = changes.in_order(report["changes"])
-    yield "what moved", changes.sentences(found, names)
+    yield "what moved", [changes.sentence(each) for each in found]
     yield "rests on", changes.rests_on(report, now_ns=NOW_NS)
     yield "likely", [each["text"] for each in report["likely"]]
-    for each in found:
-        yield f"who explains {each['measure']}", (changes.title(each), changes.rows(each, names))
+    yield "who explains it", changes.rows(changes.explaining(found), names)
 
 
 def _request(tracer: Tracer, name: str, engine: str) -> Pages:
@@ -225,16 +218,11 @@ def _request(tracer: Tracer, name: str, engine: str) -> Pages:
     if (allocation := replay.latest_allocation(timeline)) is not None:
         yield "blocks", (replay.block_summary(allocation), replay.block_rows(allocation, timeline.get("groups") or ()))
     last = len(timeline["steps"])
-    yield "timeline", chart(request_charts.over_time(timeline, parts, dark=False))
-    yield "steps drawn", chart(request_charts.by_step(timeline, at=last, dark=False))
-    yield "account", chart(request_charts.account_by_step(timeline, at=last, dark=False))
+    yield "timeline", chart(request_charts.over_time(timeline, parts, at=last, dark=False))
     yield "replay", (
         replay.title(timeline, step=last), replay.facts(timeline, step=last, now_ns=NOW_NS),
         replay.changes(timeline, step=last),
     )  # fmt: skip
-    if (asked := account.end_asked(request, now_ns=NOW_NS)) is not None:
-        end = account.end_found(request, tracer.get("markers", **asked))
-        yield "end of its engine", None if end is None else account.end_sentence(end, now_ns=NOW_NS)
 
 
 def _asked(tracer: Tracer, name: str, engine: str) -> tuple[Row, list[phases.Stretch]]:
@@ -246,9 +234,8 @@ def _asked(tracer: Tracer, name: str, engine: str) -> tuple[Row, list[phases.Str
 
 def _pair(tracer: Tracer) -> Pages:
     timeline, parts = _asked(tracer, "prefill-0123abcd", "prefill")
-    for link, _ in account.handoffs(timeline):
-        yield "link", link
     (link,) = timeline["handoffs"]
+    yield "link", account.handoff_text(link)
     other, others = _asked(tracer, "prefill-0123abcd", "decode")
     both = pair.pair_of(timeline, parts, other, others, link)
     stages = pair.stages(both)
@@ -265,7 +252,6 @@ def _compare(tracer: Tracer) -> Pages:
         compare.Side(*_asked(tracer, name, engine))
         for name, engine in (("opt-stale-1-0123abcd", "opt-stale"), ("opt-stale-0-0123abcd", "opt-stale"))
     )
-    yield "differences", compare.differences(a, b)
-    yield "slower", (compare.slower_summary(a, b), compare.slower_rows(a, b))
+    yield "differences", (compare.summary(a, b), compare.rows(a, b))
     offers = tracer.get("requests", near=a.request["request"], near_engine=a.request["engine"], limit=5)
     yield "offers", compare.offer_rows(offers, a.request)

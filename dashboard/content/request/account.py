@@ -8,21 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import charts, text
-from kvtrail.dashboard.content.text import Link
+from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.tracer.events.events import Side
 from kvtrail.tracer.events.semconv import Kind, external_id
 from kvtrail.tracer.model.findings import Unknown
-from kvtrail.tracer.model.markers import MarkerKind
 from kvtrail.tracer.model.outcomes import MEANING, Outcome
 from kvtrail.tracer.model.words import advice, count, described, duration, kind, some
 
 STEP_MEASURES = {"computed": "In vLLM", "matched": "Matched", "loaded": "Loaded", "stored": "Stored"}
 """The account's numbers in the table of steps."""
-ENDS = (MarkerKind.DEATH, MarkerKind.CONTACT_LOST, MarkerKind.END)
 AROUND_NS = 5 * 60 * 10**9
-"""The range that is shown of the first page: this long before and after the end."""
+"""The time around an end: this long before and after the latest event."""
 NEVER_ENDED = (Outcome.LOST, Outcome.LOST_CONTACT)
 
 
@@ -39,7 +36,6 @@ def step_rows(timeline: Row) -> list[Row]:
             "Step": number,
             "Proof": labels.get(step["span_id"], ""),
             "Since arrival": since_arrival_ms(timeline, step["start_ns"]),
-            "To next": to_next,
             "Kind": kind(step["name"]),
             "Says": step_text(step),
             "Took": duration(step["end_ns"] - step["start_ns"]),
@@ -50,18 +46,8 @@ def step_rows(timeline: Row) -> list[Row]:
             },
             "By": step["service"] if step["foreign"] else f"{step['role']} {step['rank'] or 0}",
         }
-        for number, (step, to_next) in enumerate(zip(timeline["steps"], _to_next(timeline), strict=True), 1)
+        for number, step in enumerate(timeline["steps"], 1)
     ]
-
-
-def _to_next(timeline: Row) -> list[float | None]:
-    """For each step: milliseconds to the next. Other services' spans enclose steps, and have None."""
-    found: list[float | None] = []
-    next_ns = None
-    for step in reversed(timeline["steps"]):
-        found.append(None if next_ns is None or step["foreign"] else (next_ns - step["end_ns"]) / 1e6)
-        next_ns = next_ns if step["foreign"] else step["end_ns"]
-    return found[::-1]
 
 
 def number(account: Row, name: str) -> Any:
@@ -94,13 +80,12 @@ def findings_by_step(timeline: Row) -> dict[int, list[Row]]:
 
     If its span is not stored: the latest step before it, or the first.
     """
-    steps = timeline["steps"]
-    numbers = {step["span_id"]: number for number, step in enumerate(steps, 1)}
+    numbers = {step["span_id"]: number for number, step in enumerate(timeline["steps"], 1)}
     findings: dict[int, list[Row]] = {}
     for finding in timeline["findings"]:
-        last = finding["witness"][-1] if finding["witness"] else {"span_id": "", "at_ns": finding["first_ns"]}
-        number = numbers.get(last["span_id"]) or max(1, sum(step["start_ns"] <= last["at_ns"] for step in steps))
-        findings.setdefault(number, []).append(finding)
+        last = [{"span_id": "", "at_ns": finding["first_ns"]}, *finding["witness"]][-1]
+        before = sum(step["start_ns"] <= last["at_ns"] for step in timeline["steps"])
+        findings.setdefault(numbers.get(last["span_id"], max(1, before)), []).append(finding)
     return dict(sorted(findings.items()))
 
 
@@ -113,21 +98,13 @@ def witness_labels(findings: Iterable[Row]) -> dict[str, str]:
     return {span_id: ", ".join(names) for span_id, names in labels.items()}
 
 
-def handoffs(timeline: Row) -> list[tuple[str, Row | None]]:
-    """The request's hand-offs in words, each with the request on the other side, as far as it is known."""
-    return [
-        (_handoff_text(each), {"request": each["request"], "engine": each["engine"]} if each["request"] else None)
-        for each in timeline.get("handoffs", ())
-    ]
-
-
-def _handoff_text(handoff: Row) -> str:
-    gives = handoff["side"] == Side.GIVES
-    if not handoff["request"]:
-        name = handoff["keys"][0].partition(":")[2] if handoff["keys"] else "no key"
-        return f"Handed over as {name}; the other engine has reported nothing of it"
-    other = external_id(handoff["request"])
-    return f"Handed over to {other}" if gives else f"Prefilled as {other}"
+def handoff_text(handoff: Row) -> str:
+    """A hand-off in words."""
+    if handoff["request"]:
+        how = "Handed over to" if handoff["side"] == Side.GIVES else "Prefilled as"
+        return f"{how} {external_id(handoff['request'])}"
+    name = handoff["keys"][0].partition(":")[2] if handoff["keys"] else "no key"
+    return f"Handed over as {name}; the other engine has reported nothing of it"
 
 
 def missing_events(timeline: Row) -> str:
@@ -135,10 +112,10 @@ def missing_events(timeline: Row) -> str:
     missing = timeline["missing"]
     if missing <= 0 and timeline["request"]["complete"]:
         return ""
-    events = "1 event of this request is" if missing == 1 else "events of this request are"
-    if missing > 1:
-        events = f"{count(missing)} {events}"
-    return f"{events.capitalize()} missing. kvtrail cannot judge what it did not see."
+    events = (
+        f"{some(missing, 'event')} of this request {'is' if missing == 1 else 'are'}" if missing > 0 else "Events are"
+    )
+    return f"{events} missing. kvtrail cannot judge what it did not see."
 
 
 def since_arrival_ms(timeline: Row, at_ns: int) -> float:
@@ -165,11 +142,6 @@ class Admission:
     def computed(self) -> int:
         """The tokens from neither."""
         return self.asked - self.cached - self.loaded
-
-    @property
-    def parts(self) -> tuple[int, int, int]:
-        """The tokens from vLLM's cache, the loaded, and the computed ones."""
-        return self.cached, self.loaded, self.computed
 
 
 def admissions(timeline: Row) -> list[Admission]:
@@ -202,41 +174,18 @@ def sum_line(admission: Admission) -> str:
 
 
 def why_unknown(request: Row) -> str:
-    """Why a request's verdict is unknown, in a sentence or two; empty if it is known."""
+    """Why a request's verdict is unknown, and what to do about it, in a sentence or two; empty if it is known."""
     if not (name := request.get("unknown")):
         return ""
     if name == Unknown.OPEN.name.lower() and request.get("outcome") in NEVER_ENDED:
         return f"{MEANING[Outcome(request['outcome'])]} So its verdict stays unknown."
-    why, todo = reason(name)
-    return f"The verdict is unknown: {why}. {todo}"
-
-
-def reason(name: str) -> tuple[str, str]:
-    """A reason in words, and what to do about it. A newer tracer may have reasons that are not known here."""
     known = Unknown.__members__.get(name.upper())
-    return (name.replace("_", " "), "") if known is None else (str(known), advice(known))
+    # A newer tracer may have reasons that are not known here.
+    return "The verdict is unknown: " + (f"{known}. {advice(known)}" if known else f"{name.replace('_', ' ')}.")
 
 
-def end_asked(request: Row, *, now_ns: int) -> dict[str, str | int] | None:
-    """The parameters of `/api/markers` that find the end of a request's engine; None where the request was not cut off by
-    one."""
+def around_end(request: Row) -> TimeRange | None:
+    """The time around the end of the engine of a request that was open then; None of any other request."""
     if request["outcome"] not in NEVER_ENDED:
         return None
-    return {"engine": request["engine"], "since_ns": request["started_ns"], "until_ns": now_ns}
-
-
-def end_found(request: Row, marked: Iterable[Row]) -> Row | None:
-    """The end among these markers: the first one, since the engine may have been launched again and have ended again."""
-    ends = (each for each in marked if each["kind"] in ENDS and each["engine"] == request["engine"])
-    return min(ends, key=lambda each: each["at_ns"], default=None)
-
-
-def end_sentence(end: Row, *, now_ns: int) -> str:
-    """Which engine ended, when, and of what, if that is known."""
-    at = text.clock(end["at_ns"], now_ns=now_ns).partition(".")[0]
-    return f"At {at} UTC, engine {charts.marker_text(end)}."
-
-
-def end_link(end: Row) -> Link:
-    """The first page, around the end: its sentences name it, and lead on."""
-    return "overview", TimeRange(end["at_ns"] - AROUND_NS, end["at_ns"] + AROUND_NS).address
+    return TimeRange(request["last_ns"] - AROUND_NS, request["last_ns"] + AROUND_NS)

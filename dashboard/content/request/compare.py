@@ -1,44 +1,35 @@
-"""Two requests side by side: which was slower and why, by phase; and what else differs, the most important first."""
+"""Two requests side by side: which took longer and in which phases, and what else differs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.request import account
 from kvtrail.dashboard.content.request.phases import BESIDE, Stretch, times
 from kvtrail.dashboard.content.requests import status
-from kvtrail.dashboard.content.text import percent
+from kvtrail.dashboard.content.text import milliseconds
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.model.cause_words import name
-from kvtrail.tracer.model.causes import REUSED, Cause
+from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.words import NOTHING, count, duration, run, size, some
 
 LATER = "'ask me later'"
-LEAST_SHARE = 0.02
-"""A phase that differs by a smaller share of the longer request has no row."""
-LEAST_MS = 0.5
-LEAST_REST = 0.2
-"""A smaller share of a difference that remains unexplained is not named: rates are means."""
-FEW_CAUSES = 2
+LEAST_SHARE, LEAST_MS = 0.02, 0.5
+"""A phase that differs by less, or by a smaller share of the longer request, has no row."""
+FEW_CAUSES = 3
 """Causes of computed tokens that are named."""
-_ORDER = ("queued", "lookup", "waiting for remote KV", "prefill", "decode", "running", "preempted", "failed")
-"""The phases in the order of a request's life."""
-_Numbered = tuple[int, Row]
-"""A step with its number on its request's page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two: its timeline, its phases, and how many tokens a second its engine prefills; None if not measured."""
+    """One of the two: its timeline and its phases."""
 
     timeline: Row
     parts: Sequence[Stretch]
-    rate: float | None = None
 
     @property
     def request(self) -> Row:
@@ -46,34 +37,17 @@ class Side:
         request: Row = self.timeline["request"]
         return request
 
-    def steps(self, name: str) -> list[_Numbered]:
-        """Its steps of a kind, with their numbers."""
-        return [(n, step) for n, step in enumerate(self.timeline["steps"], 1) if step["name"] == name]
+    def numbers(self, name: str, *, epoch: int | None = None) -> list[Row]:
+        """The numbers of its steps of a kind; of one epoch, if given."""
+        return [
+            step["numbers"] | {"epoch": step["epoch"]}
+            for step in self.timeline["steps"]
+            if step["name"] == name and epoch in (None, step["epoch"] or 0)
+        ]
 
-
-@dataclass(frozen=True, slots=True)
-class Aspect:
-    """An aspect of one side: the value to compare, its text, and the step that shows it."""
-
-    compared: Any
-    text: str
-    step: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """An aspect that differs: its name and both sides."""
-
-    name: str
-    a: Aspect
-    b: Aspect
-
-
-def differences(a: Side, b: Side) -> list[Difference]:
-    """What differs, the most important first: outcomes, findings, the connector's answers and the guard's refusals; lengths
-    come last. `phase_differences` has the differences in time."""
-    found = (Difference(aspect, of(a), of(b)) for aspect, of in _ASPECTS.items())
-    return [each for each in found if each.a.compared != each.b.compared]
+    def spent(self) -> dict[str, float]:
+        """Milliseconds in each phase."""
+        return {phase: ms for phase, ms in times(self.parts).items() if phase not in BESIDE}
 
 
 def offer_rows(offers: Iterable[Row], to: Row) -> list[Row]:
@@ -104,254 +78,141 @@ def _time_between(ns: int) -> str:
     return "at the same time" if not ns else f"{duration(abs(ns))} {'later' if ns > 0 else 'earlier'}"
 
 
-def _outcome(side: Side) -> Aspect:
+def longer_ms(a: Side, b: Side) -> dict[str, float]:
+    """By phase, how many milliseconds longer A was in it; the largest difference first, and small ones not at all."""
+    ours, theirs = a.spent(), b.spent()
+    least = max(LEAST_MS, LEAST_SHARE * max(sum(ours.values()), sum(theirs.values())))
+    longer = {phase: ours.get(phase, 0.0) - theirs.get(phase, 0.0) for phase in ours | theirs}
+    return {phase: ms for phase, ms in sorted(longer.items(), key=lambda each: -abs(each[1])) if abs(ms) >= least}
+
+
+def summary(a: Side, b: Side) -> str:
+    """Which request was slower, by how much, and in which phase mostly, in a sentence; empty if neither was."""
+    whole_a, whole_b = (sum(each.spent().values()) for each in (a, b))
+    found = longer_ms(a, b)
+    if not found or not (whole_a and whole_b):
+        return ""
+    slower, faster, sign = ("A", "B", 1) if whole_a >= whole_b else ("B", "A", -1)
+    both = f"{milliseconds(max(whole_a, whole_b))} against {milliseconds(min(whole_a, whole_b))}"
+    ours = {phase: ms * sign for phase, ms in found.items() if ms * sign > 0}
+    if not ours or abs(whole_a - whole_b) < LEAST_MS:
+        return f"**Both took about as long**, {both}, but not in the same phases."
+    most, longer = next(iter(ours.items()))
+    gap = milliseconds(abs(whole_a - whole_b))
+    return f"**{slower} took {gap} longer than {faster}**: {both}. It was {milliseconds(longer)} longer in {most}."
+
+
+def rows(a: Side, b: Side) -> list[Row]:
+    """What differs, a row each: the phases, the largest difference first, with what explains the time there; then how both
+    ended, findings and answers."""
+    found = [{"": phase, "A": _in_phase(a, phase), "B": _in_phase(b, phase)} for phase in longer_ms(a, b)]
+    aspects = [{"": aspect, "A": of(a), "B": of(b)} for aspect, of in _ASPECTS.items()]
+    return found + [each for each in aspects if each["A"] != each["B"]]
+
+
+def _in_phase(side: Side, phase: str) -> str:
+    """The time in a phase, and what the events say of it."""
+    ms = side.spent().get(phase)
+    if not ms:
+        return "none"
+    said = _SAYS[phase](side) if phase in _SAYS else ""
+    return f"{milliseconds(ms)}: {said}" if said else milliseconds(ms)
+
+
+def _lookups(side: Side) -> str:
+    """The scheduler looks a request up again in each step in which it has no blocks for it."""
+    found = Counter(each.get("connector") for each in side.numbers(Kind.LOOKUP, epoch=0) if _is_answered(each))
+    return f"looked up {_times(max(found.values(), default=0))}"
+
+
+def _later(side: Side) -> str:
+    found = Counter(each.get("connector") for each in side.numbers(Kind.LOOKUP, epoch=0) if not _is_answered(each))
+    return f"{_times(max(found.values(), default=0))} answered {LATER}"
+
+
+def _is_answered(lookup: Row) -> bool:
+    return lookup.get("returned") is not None
+
+
+def _loaded(side: Side) -> str:
+    asked, moved = (
+        sum(each.get(number) or 0 for each in side.numbers(kind))
+        for kind, number in ((Kind.ALLOC, "allocated"), (Kind.LOAD, "bytes"))
+    )
+    return f"loaded {some(asked, 'token')}{f', {size(moved)}' if moved else ''}"
+
+
+def _computed(side: Side) -> str:
+    """The computed tokens of all admissions, by cause; empty if they are not known."""
+    if not (admissions := side.request.get("causes")):
+        return ""
+    found: Counter[str] = Counter()
+    for part in (part for admission in admissions for part in admission["parts"]):
+        if part["cause"] not in REUSED:
+            found[part["cause"]] += part["tokens"]
+    causes = ", ".join(f"{count(tokens)} {name(cause)}" for cause, tokens in found.most_common(FEW_CAUSES))
+    return f"computed {some(found.total(), 'token')}" + (f" ({causes})" if causes else "")
+
+
+def _made(side: Side) -> str:
+    return f"generated {some(max(0, (side.request['total'] or 0) - (side.request['prompt'] or 0)), 'token')}"
+
+
+def _preempted(side: Side) -> str:
+    again = side.request["recomputed"]
+    return f"preempted {_times(side.request['epoch'])}" + (f", {some(again, 'token')} recomputed" if again else "")
+
+
+_SAYS: dict[str, Callable[[Side], str]] = {
+    "queued": _lookups,
+    "lookup": _later,
+    "waiting for remote KV": _loaded,
+    "prefill": _computed,
+    "decode": _made,
+    "running": lambda side: ", ".join(filter(None, (_computed(side), _made(side)))),
+    "preempted": _preempted,
+    "failed": lambda side: "a call for it raised" if side.request.get("error") else "",
+}
+"""What the events say of the time in each phase."""
+
+
+def _outcome(side: Side) -> str:
     outcome, error = palette.label(status(side.request)), side.request["error"]
-    return Aspect(outcome, f"{outcome}: {error}" if error else outcome)
+    return f"{outcome}: {error}" if error else outcome
 
 
-def _rules(side: Side) -> Aspect:
-    rules = sorted({finding["rule"] for finding in side.timeline["findings"]})
-    return Aspect(rules, ", ".join(rules) or "none")
+def _rules(side: Side) -> str:
+    return ", ".join(sorted({finding["rule"] for finding in side.timeline["findings"]})) or "none"
 
 
-def _answers(side: Side) -> Aspect:
+def _answers(side: Side) -> str:
     """The connector's answers, by epoch: the last one before the request was allocated blocks."""
-    answers: dict[int, tuple[int, Row]] = {}
-    for number, step in side.steps(Kind.LOOKUP):
-        answers[step["epoch"]] = (number, step["numbers"])
-    texts = [
-        f"{_answer(numbers)} of {some(numbers['total'], 'token')}" + (f" {run(epoch)}" if epoch else "")
-        for epoch, (_, numbers) in answers.items()
-    ]
-    compared = [numbers.get("returned") for _, numbers in answers.values()]
-    return Aspect(compared, "; ".join(texts) or NOTHING, next((number for number, _ in answers.values()), None))
+    last = {each["epoch"]: each for each in side.numbers(Kind.LOOKUP)}
+    return "; ".join(
+        f"{count(each['returned']) if _is_answered(each) else LATER} of {some(each['total'], 'token')}"
+        + (f" {run(epoch)}" if epoch else "")
+        for epoch, each in last.items()
+    )
 
 
-def _answer(numbers: Row) -> str:
-    return LATER if numbers.get("returned") is None else count(numbers["returned"])
+def _refusals(side: Side) -> str:
+    refused = sum(each.get("refused") is not None for each in side.numbers(Kind.LOOKUP))
+    return f"{some(refused, 'answer')} refused by the guard" if refused else "none"
 
 
-def _refusals(side: Side) -> Aspect:
-    refused = [number for number, step in side.steps(Kind.LOOKUP) if step["numbers"].get("refused") is not None]
-    text = f"{some(len(refused), 'answer')} refused by the guard" if refused else "none"
-    return Aspect(len(refused), text, refused[0] if refused else None)
+def _sources(side: Side) -> str:
+    return next((account.sum_line(each) for each in account.admissions(side.timeline)), NOTHING)
 
 
-def _sources(side: Side) -> Aspect:
-    first = next(iter(account.admissions(side.timeline)), None)
-    if first is None:
-        return Aspect(None, NOTHING)
-    return Aspect(first.parts[:2], account.sum_line(first), first.step)
-
-
-def _length(side: Side) -> Aspect:
-    return Aspect(side.request["prompt"], some(side.request["prompt"] or 0, "token"))
-
-
-_ASPECTS: dict[str, Callable[[Side], Aspect]] = {
+_ASPECTS: dict[str, Callable[[Side], str]] = {
     "Outcome": _outcome,
     "Findings": _rules,
     "The connector's answers": _answers,
     "Refused answers": _refusals,
     "Where the prompt came from": _sources,
-    "Prompt's length": _length,
 }
 """The compared aspects, the most important first."""
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseDifference:
-    """A phase in which two requests spent a different time, in milliseconds, and why; empty if nothing recorded shows it."""
-
-    phase: str
-    a_ms: float
-    b_ms: float
-    why: str
-
-    @property
-    def longer_ms(self) -> float:
-        """How much longer A was in it."""
-        return self.a_ms - self.b_ms
-
-
-def phase_differences(a: Side, b: Side) -> list[PhaseDifference]:
-    """The phases in which the two differ, the largest difference first."""
-    spent_a, spent_b = (_spent(each) for each in (a, b))
-    least = max(LEAST_MS, LEAST_SHARE * max(sum(spent_a.values()), sum(spent_b.values())))
-    found = []
-    for phase in _ORDER:
-        ours, theirs = spent_a.get(phase, 0.0), spent_b.get(phase, 0.0)
-        if abs(ours - theirs) >= least:
-            why = _WHY[phase](a, b) if phase in _WHY else ""
-            found.append(PhaseDifference(phase, ours, theirs, why))
-    return sorted(found, key=lambda each: -abs(each.longer_ms))
-
-
-def slower_summary(a: Side, b: Side) -> str:
-    """Which request was slower, by how much, and in which phase mostly, in a sentence; empty if neither is."""
-    whole_a, whole_b = (sum(_spent(each).values()) for each in (a, b))
-    found = phase_differences(a, b)
-    if not found or not (whole_a and whole_b):
-        return ""
-    slower, faster = ("A", "B") if whole_a >= whole_b else ("B", "A")
-    longer = abs(whole_a - whole_b)
-    both = f"{_ms(max(whole_a, whole_b))} against {_ms(min(whole_a, whole_b))}"
-    ours = [each for each in found if (each.longer_ms > 0) == (slower == "A")]
-    if not ours or longer < LEAST_MS:
-        return f"**Both took about as long**, {both}, but not in the same phases."
-    most = ours[0]
-    less = abs(most.longer_ms)
-    more = f" {most.why[0].upper()}{most.why[1:]}." if most.why else ""
-    of = f"{percent(less / longer)} of that is" if less <= longer else f"It was {_ms(less)} longer in"
-    against = ", ".join(f"{_ms(abs(each.longer_ms))} {each.phase}" for each in found if each not in ours)
-    other = f" The other way went {against}." if against else ""
-    return f"**{slower} took {_ms(longer)} longer than {faster}**: {both}. {of} {most.phase}.{more}{other}"
-
-
-def slower_rows(a: Side, b: Side) -> list[Row]:
-    """The phases in which the two differ, as rows: by how much they were longer in the request that was slower."""
-    spent_a, spent_b = (sum(_spent(each).values()) for each in (a, b))
-    slower, sign = ("A", 1) if spent_a >= spent_b else ("B", -1)
-    return [
-        {
-            "Phase": each.phase,
-            "A": _ms(each.a_ms) if each.a_ms else "none",
-            "B": _ms(each.b_ms) if each.b_ms else "none",
-            f"{slower} longer by": f"{'-' if sign * each.longer_ms < 0 else '+'}{_ms(abs(each.longer_ms))}",
-            "Why": each.why or "no recorded event shows why",
-        }
-        for each in phase_differences(a, b)
-    ]
-
-
-def _spent(side: Side) -> dict[str, float]:
-    return {phase: ms for phase, ms in times(side.parts).items() if phase not in BESIDE}
-
-
-def _queued(a: Side, b: Side) -> str:
-    """The scheduler looks a request up again in each step in which it has no blocks for it."""
-    asked = [_lookups(each) for each in (a, b)]
-    if asked[0] == asked[1]:
-        return ""
-    return f"A was looked up {_times(asked[0])} before it was given blocks, B {_times(asked[1])}"
-
-
-def _lookups(side: Side) -> int:
-    """The answered lookups of the first epoch, by one connector."""
-    return max(_of_first_epoch(side, is_answered=True).values(), default=0)
-
-
-def _lookup(a: Side, b: Side) -> str:
-    later = [max(_of_first_epoch(each, is_answered=False).values(), default=0) for each in (a, b)]
-    return _both(f"was answered {LATER}", *map(_times, later)) if later[0] != later[1] else ""
-
-
-def _of_first_epoch(side: Side, *, is_answered: bool) -> Counter[str]:
-    """The lookups of the first epoch with an answer, or with 'ask me later', by connector."""
-    return Counter(
-        str(step["numbers"].get("connector", ""))
-        for _, step in side.steps(Kind.LOOKUP)
-        if not step["epoch"] and (step["numbers"].get("returned") is not None) is is_answered
-    )
-
-
-def _load(a: Side, b: Side) -> str:
-    return _both("waited for a load of", *(_loaded(each) for each in (a, b)))
-
-
-def _loaded(side: Side) -> str:
-    asked = sum(step["numbers"].get("allocated") or 0 for _, step in side.steps(Kind.ALLOC))
-    moved = sum(step["numbers"].get("bytes") or 0 for _, step in side.steps(Kind.LOAD))
-    if not asked:
-        return "nothing"
-    return some(asked, "token") + (f", {size(moved)}" if moved else "")
-
-
-def _prefill(a: Side, b: Side) -> str:
-    """What more was computed; what that costs at the rate of the engine that took longer, and how much of the difference that
-    leaves unexplained."""
-    ours, theirs = (_computed(each) for each in (a, b))
-    if ours is None or theirs is None:
-        return ""
-    spent = [_spent(each).get("prefill", 0.0) for each in (a, b)]
-    longer_ms, slower = abs(spent[0] - spent[1]), a if spent[0] >= spent[1] else b
-    whole = [some(sum(each.values()), "token") for each in (ours, theirs)]
-    if whole[0] == whole[1]:
-        return f"both computed {whole[0]}, so that explains nothing of {_ms(longer_ms)}"
-    is_as_expected = (ours.total() > theirs.total()) == (slower is a)
-    more = ours - theirs if ours.total() > theirs.total() else theirs - ours
-    reasons = [f"{count(number)} {_of_cause(cause)}" for cause, number in more.most_common(FEW_CAUSES)]
-    said = f"{_both('computed', *whole)}; of the difference, {' and '.join(reasons)}"
-    if not slower.rate or not longer_ms:
-        return said
-    if not is_as_expected:
-        return f"{said}: fewer tokens took longer, so that explains nothing of {_ms(longer_ms)}"
-    cost_ms = abs(ours.total() - theirs.total()) / slower.rate * 1000
-    rate = f"at the {count(round(slower.rate))} tokens/s of its engine that costs {_ms(cost_ms)}"
-    left_ms = longer_ms - cost_ms
-    rest = f", and {_ms(left_ms)} remain unexplained" if left_ms > LEAST_REST * longer_ms else ""
-    return f"{said}; {rate}{rest}"
-
-
-def _of_cause(cause: str) -> str:
-    return "of unknown cause" if cause == Cause.UNKNOWN else name(cause)
-
-
-def _computed(side: Side) -> Counter[str] | None:
-    """The computed tokens of all admissions by cause; None if they are not known."""
-    causes = side.request.get("causes") or ()
-    if not causes:
-        return None
-    found: Counter[str] = Counter()
-    for admission in causes:
-        for part in admission["parts"]:
-            if part["cause"] not in REUSED:
-                found[part["cause"]] += part["tokens"]
-    return found
-
-
-def _decode(a: Side, b: Side) -> str:
-    made = [max(0, (each.request["total"] or 0) - (each.request["prompt"] or 0)) for each in (a, b)]
-    return _both("generated", *(some(number, "token") for number in made)) if made[0] != made[1] else ""
-
-
-def _running(a: Side, b: Side) -> str:
-    return "; ".join(filter(None, (_prefill(a, b), _decode(a, b))))
-
-
-def _preempted(a: Side, b: Side) -> str:
-    epochs = [each.request["epoch"] for each in (a, b)]
-    again = [each.request["recomputed"] for each in (a, b)]
-    both = _both("was preempted", *map(_times, epochs))
-    return f"{both}; {_both('recomputed', *(some(number, 'token') for number in again))}" if any(again) else both
-
-
-def _failed(a: Side, b: Side) -> str:
-    """After a call that raised nothing is known of a request until its end."""
-    which = [letter for letter, each in (("A", a), ("B", b)) if each.request.get("error")]
-    return f"a call for {' and one for '.join(which)} raised" if which else ""
-
-
-_WHY: dict[str, Callable[[Side, Side], str]] = {
-    "queued": _queued,
-    "lookup": _lookup,
-    "waiting for remote KV": _load,
-    "prefill": _prefill,
-    "decode": _decode,
-    "running": _running,
-    "preempted": _preempted,
-    "failed": _failed,
-}
-"""What the events say of a difference in each phase."""
-
-
-def _both(what: str, a: str, b: str) -> str:
-    return f"A {what} {a}, B {b}"
-
-
 def _times(number: int) -> str:
     return {0: "never", 1: "once", 2: "twice"}.get(number, f"{count(number)} times")
-
-
-def _ms(ms: float) -> str:
-    return duration(round(ms * 1e6))

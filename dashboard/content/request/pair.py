@@ -11,18 +11,18 @@ import altair as alt
 
 from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.charts import data
-from kvtrail.dashboard.content.legend import Entry
+from kvtrail.dashboard.content.charts import data, tooltip
 from kvtrail.dashboard.content.request import account, phases
-from kvtrail.dashboard.content.request.charts import Chart
-from kvtrail.dashboard.palette import BLUE, GREEN, GREY, RED, STAGE
+from kvtrail.dashboard.content.request.charts import Chart, bar, bars_drawn, rows_axis, since_arrival
+from kvtrail.dashboard.content.text import milliseconds
+from kvtrail.dashboard.palette import BLUE, GREEN, GREY, RED, STAGE, Meaning
 from kvtrail.tracer.events.events import Side
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.model.cause_words import headline, runs, sentence
 from kvtrail.tracer.model.causes import PEER, REUSED, Cause
 from kvtrail.tracer.model.words import NOTHING, duration, percent, some
 
-PREFILLS, DECODES, KEEPS = "prefill", "decode", "kept"
+PREFILLS, DECODES, KEEPS, TO_FIRST_TOKEN = "prefill", "decode", "kept", "first token"
 """The rows of the chart."""
 _ROW_HEIGHT, _AXIS_HEIGHT = 30, 56
 _BEYOND = 0.1
@@ -70,71 +70,38 @@ def pair_of(
     return Pair(other, timeline, others, parts, link)
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A part of the time to the first token, on the axis of the picture: milliseconds after the arrival at the engine that
-    prefills."""
-
-    name: str
-    begin: float
-    end: float
-
-
-def stages(pair: Pair) -> list[Stage]:
-    """Where the time to the first token went; empty if too little of either request is recorded."""
-    given, taken = _moments(pair.given), _moments(pair.taken)
-    ended = pair.link["kept_from_ns"]
-    if given.stepped is None or ended is None or taken.token is None:
+def stages(pair: Pair) -> list[phases.Stretch]:
+    """Where the time to the first token went, on the axis of the picture; empty if too little of either request is
+    recorded."""
+    step, _, _, _ = _moments(pair.given)
+    first, allocated, received, token = _moments(pair.taken)
+    allocated = first if allocated is None else allocated
+    received = allocated if received is None else received
+    ended_ns = pair.link["kept_from_ns"]
+    if step is None or ended_ns is None or allocated is None or received is None or token is None:
         return []
-    start = pair.shift
-    allocated = taken.stepped if taken.allocated is None else taken.allocated
-    received = allocated if taken.received is None else taken.received
-    if allocated is None or received is None:
-        return []
-    moments = [
-        0.0,
-        given.stepped,
-        pair.given_ms(ended),
-        start,
-        start + allocated,
-        start + received,
-        start + taken.token,
-    ]
-    return [Stage(name, begin, end) for name, (begin, end) in zip(STAGE, pairwise(moments), strict=True)]
+    moments = [0.0, step, pair.given_ms(ended_ns), *(pair.shift + ms for ms in (0.0, allocated, received, token))]
+    return [phases.Stretch(name, begin, end) for name, (begin, end) in zip(STAGE, pairwise(moments), strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Moments:
+def _moments(timeline: Row) -> tuple[float | None, float | None, float | None, float | None]:
     """Of a request, in milliseconds after its arrival: its first step, the allocation of a load, the load's end, and the
     first token; None where it is not recorded."""
-
-    stepped: float | None
-    allocated: float | None
-    received: float | None
-    token: float | None
-
-
-def _moments(timeline: Row) -> _Moments:
-    start_ns = timeline["request"]["started_ns"]
-
-    def ms(at_ns: int) -> float:
-        return float((at_ns - start_ns) / 1e6)
-
-    steps: list[Row] = [step for step in timeline["steps"] if step["name"] == Kind.SCHEDULE]
-    allocated = next((s for s in timeline["steps"] if s["name"] == Kind.ALLOC and s["numbers"].get("allocated")), None)
-    received = next((s for s in timeline["steps"] if s["name"] == Kind.RECEIVED), None)
+    steps = [step for step in timeline["steps"] if step["name"] == Kind.SCHEDULE]
+    allocated = [s for s in timeline["steps"] if s["name"] == Kind.ALLOC and s["numbers"].get("allocated")]
+    received = [s for s in timeline["steps"] if s["name"] == Kind.RECEIVED]
     total = timeline["request"]["prompt"] or timeline["request"]["total"]
-    token = None
-    for number, step in enumerate(steps):
-        if step["numbers"]["computed"] + step["numbers"]["scheduled"] >= total:  # the step that makes the token
-            token = steps[number + 1] if number + 1 < len(steps) else step
-            break
-    return _Moments(
-        None if not steps else ms(steps[0]["end_ns"]),
-        None if allocated is None else ms(allocated["start_ns"]),
-        None if received is None else ms(received["end_ns"]),
-        None if token is None else ms(token["end_ns"]),
-    )
+    # The step after the one that makes the token, if there is one.
+    token = [
+        after
+        for step, after in pairwise([*steps, *steps[-1:]])
+        if step["numbers"]["computed"] + step["numbers"]["scheduled"] >= total
+    ]
+
+    def first(found: Sequence[Row], end: str) -> float | None:
+        return account.since_arrival_ms(timeline, found[0][end]) if found else None
+
+    return first(steps, "end_ns"), first(allocated, "start_ns"), first(received, "end_ns"), first(token, "end_ns")
 
 
 def alignment(link: Row) -> str:
@@ -145,15 +112,13 @@ def alignment(link: Row) -> str:
             "No message shows how far the clocks of the two engines are apart. They are drawn as if they agreed, so what one"
             " engine did before or after the other is not known."
         )
-    known = (("at least", least), ("at most", most))
-    bounds = [f"{word} {_ahead(bound)}" for word, bound in known if bound is not None]
-    left = "any time" if most is None else f"up to {duration(most - taken)}"
-    right = "any time" if least is None else f"up to {duration(taken - least)}"
-    drawn = "as if they agreed" if taken == 0 else f"as {_ahead(taken)}"
+    bounds = " and ".join(
+        f"{word} {_ahead(bound)}" for word, bound in (("at least", least), ("at most", most)) if bound is not None
+    )
     return (
         "The engines' clocks are never compared, but the messages between them bound how far they are apart: the clock of the"
-        f" engine that decodes is {' and '.join(bounds)}. It is drawn {drawn}: its row may lie {left} further left, and"
-        f" {right} further right. Within a row, times are exact."
+        f" engine that decodes is {bounds}. It is drawn {f'as {_ahead(taken)}' if taken else 'as if they agreed'}. Within a"
+        " row, times are exact."
     )
 
 
@@ -165,37 +130,25 @@ def kept_text(link: Row) -> str:
     """How long the blocks were kept, and what ended that, in a sentence; empty if it is not known."""
     if link["kept_from_ns"] is None:
         return ""
-    if link["kept_to_ns"] is None:
-        if link.get("gone_ns") is None:
-            return "Its blocks are still kept."
-        return f"Its blocks were kept for {duration(max(0, link['gone_ns'] - link['kept_from_ns']))}, until its engine ended."
-    lasted = duration(link["kept_to_ns"] - link["kept_from_ns"])
-    if not link["expired"]:
-        return (
-            f"Its blocks were kept for {lasted}, until they had been read."
-            if link["read_ns"]
-            else f"Its blocks were kept for {lasted}."
-        )
+    end_ns, read_ns = link["kept_to_ns"] or link.get("gone_ns"), link["read_ns"]
+    if end_ns is None:
+        return "Its blocks are still kept."
     late = ""
-    if link["read_ns"] is not None and link["read_ns"] > link["kept_to_ns"]:
-        late = f" A reader reported {duration(link['read_ns'] - link['kept_to_ns'])} later that it had read them."
-    return f"Its blocks were kept for {lasted}, until the lease ran out.{late}"
+    if link["expired"] and read_ns is not None and read_ns > end_ns:
+        late = f" A reader reported {duration(read_ns - end_ns)} later that it had read them."
+    return f"Its blocks were kept for {duration(max(0, end_ns - link['kept_from_ns']))}, until {_end_of(link)}.{late}"
 
 
-def stage_legend(parts: Sequence[Stage], *, dark: bool) -> list[Entry]:
-    """The parts of the time to the first token, with how long each was."""
-    return [
-        Entry(
-            part.name,
-            STAGE[part.name].colour.on(dark=dark),
-            value=_ms(part.end - part.begin),
-            help=STAGE[part.name].means,
-        )
-        for part in parts
-    ]
+def _end_of(link: Row) -> str:
+    """What ended the keeping of blocks."""
+    if link["kept_to_ns"] is None:
+        return "its engine ended"
+    return (
+        "the lease ran out" if link["expired"] else "they had been read" if link["read_ns"] else "they were given back"
+    )
 
 
-def first_token_text(parts: Sequence[Stage], link: Row) -> str:
+def first_token_text(parts: Sequence[phases.Stretch], link: Row) -> str:
     """The time to the first token in a sentence, and which part of it is uncertain."""
     if not parts:
         return ""
@@ -208,7 +161,7 @@ def first_token_text(parts: Sequence[Stage], link: Row) -> str:
         if least is None or most is None
         else f" How long the hand-off took is known within {duration(most - least)}; the others are exact."
     )
-    return f"{_ms(whole)} to the first token; {longest.name} took the most of it, {percent(share)}.{exact}"
+    return f"{milliseconds(whole)} to the first token; {longest.phase} took the most of it, {percent(share)}.{exact}"
 
 
 def computed_rows(pair: Pair) -> list[Row]:
@@ -248,88 +201,30 @@ def again_text(pair: Pair) -> str:
     return f"Computed again: {each}."
 
 
-def pair_chart(pair: Pair, parts: Sequence[Stage], *, dark: bool) -> Chart:
+def pair_chart(pair: Pair, parts: Sequence[phases.Stretch], *, dark: bool) -> Chart:
     """Both engines' phases and the blocks that are kept, above each other; below them the parts of the time to the first
     token."""
-    colours = palette.colours(palette.PHASE, dark=dark)
-    grey = GREY.on(dark=dark)
     given, taken = (phases.alone(each) for each in (pair.given_parts, pair.taken_parts))
-    bars = [_bar(PREFILLS, part, colours.get(part.phase, grey), 0.0) for part in given]
-    bars += [_bar(DECODES, part, colours.get(part.phase, grey), pair.shift) for part in taken]
-    bars += [
-        {"row": "first token", "what": each.name, "from": each.begin, "to": each.end,
-         "lasted": _ms(each.end - each.begin), "colour": STAGE[each.name].colour.on(dark=dark)}
-        for each in parts
-    ]  # fmt: skip
-    end = max((bar["to"] for bar in bars), default=1.0)
-    marks = []
+    bars = [bar(PREFILLS, part, palette.PHASE, dark=dark) for part in given]
+    bars += [bar(DECODES, part, palette.PHASE, dark=dark, shift=pair.shift) for part in taken]
+    bars += [bar(TO_FIRST_TOKEN, part, STAGE, dark=dark) for part in parts]
     link = pair.link
+    marks = []
     if link["kept_from_ns"] is not None:
-        begin = pair.given_ms(link["kept_from_ns"])
         is_open = link["kept_to_ns"] is None
-        until = max(end, begin) if is_open else pair.given_ms(link["kept_to_ns"])
-        colour = (BLUE if is_open else RED if link["expired"] else GREEN).on(dark=dark)
-        if is_open:
-            how = "still kept" if link.get("gone_ns") is None else "its engine ended"
-        else:
-            how = "the lease ran out" if link["expired"] else "given back"
-        bars.append(
-            {
-                "row": KEEPS,
-                "what": f"kept: {how}",
-                "from": begin,
-                "to": until,
-                "lasted": _ms(until - begin),
-                "colour": colour,
-            }
-        )
-        if not is_open:
-            marks.append({"row": KEEPS, "at": until, "what": how, "colour": colour})
+        begin = pair.given_ms(link["kept_from_ns"])
+        until = max(begin, *(each["to"] for each in bars)) if is_open else pair.given_ms(link["kept_to_ns"])
+        what = "still kept" if is_open and link.get("gone_ns") is None else f"kept until {_end_of(link)}"
+        kept = Meaning(BLUE if is_open else RED if link["expired"] else GREEN, what)
+        bars.append(bar(KEEPS, phases.Stretch(what, begin, until), {what: kept}, dark=dark))
         if link["read_ns"] is not None:
-            marks.append(
-                {"row": KEEPS, "at": pair.given_ms(link["read_ns"]), "what": "a reader's report", "colour": grey}
-            )
-    rows = [row for row in (PREFILLS, KEEPS, DECODES, "first token") if any(bar["row"] == row for bar in bars)]
-    ends = [bar["to"] for bar in bars if bar["row"] != DECODES or not parts] + [mark["at"] for mark in marks]
-    begins = [bar["from"] for bar in bars] + [0.0]
-    end = max([*ends, 1.0])  # the output may go on for long: its beginning is what matters here
-    return _layers(bars, marks, rows, extent=(min(begins), end * (1 + _BEYOND)))
-
-
-def _bar(row: str, part: phases.Stretch, colour: str, shift: float) -> Row:
-    return {
-        "row": row, "what": part.phase, "from": part.begin + shift, "to": part.end + shift,
-        "lasted": _ms(part.end - part.begin), "colour": colour,
-    }  # fmt: skip
-
-
-def _layers(
-    bars: Sequence[Row],
-    marks: Sequence[Row],
-    rows: Sequence[str],
-    *,
-    extent: tuple[float, float],
-) -> Chart:
-    begin, end = extent
-    room = max((end - begin) * 0.015, 0.01)
-    unit, divisor = ("s", 1000) if end - begin >= 10_000 else ("ms", 1)
-    scale = alt.Scale(domain=[begin - room, end + room], nice=False)
-    x = alt.X(
-        "from:Q",
-        title=f"since the arrival at prefill ({unit})",
-        scale=scale,
-        axis=alt.Axis(labelExpr=f"format(datum.value / {divisor}, ',.3~f')", tickCount=12),
-    )
-    axis = alt.Axis(minExtent=110, maxExtent=110, grid=True)
-    y = alt.Y("row:N", sort=list(rows), scale=alt.Scale(domain=list(rows)), title=None, axis=axis)
-    color = alt.Color("colour:N", scale=None)
-    tooltip = [alt.Tooltip("what:N"), alt.Tooltip("lasted:N")]
-    drawn = alt.Chart(data(bars, "pair")).mark_bar(height=16, clip=True)
-    layers = [drawn.encode(x=x, x2="to:Q", y=y, color=color, tooltip=tooltip)]
-    ticks = alt.Chart(data(marks, "pair marks")).mark_tick(thickness=3, size=24, opacity=1)
-    layers.append(ticks.encode(x=alt.X("at:Q", scale=scale), y=y, color=color, tooltip=[alt.Tooltip("what:N")]))
+            marks.append({"row": KEEPS, "at": pair.given_ms(link["read_ns"]), "what": "a reader's report"})
+    rows = [row for row in (PREFILLS, KEEPS, DECODES, TO_FIRST_TOKEN) if any(each["row"] == row for each in bars)]
+    # The output may go on for long: its beginning is what matters here.
+    ends = [each["to"] for each in bars if each["row"] != DECODES or not parts] + [mark["at"] for mark in marks]
+    begin = min((each["from"] for each in bars), default=0.0)
+    x = since_arrival(min(begin, 0.0), max([*ends, 1.0]) * (1 + _BEYOND), what="the arrival at prefill")
+    y = rows_axis(rows)
+    ticks = alt.Chart(data(marks, "marks")).mark_tick(thickness=3, size=24, opacity=1, color=GREY.on(dark=dark))
+    layers = [bars_drawn(bars, x, y), ticks.encode(x=x("at"), y=y, tooltip=tooltip("what"))]
     return alt.layer(*layers).properties(height=_ROW_HEIGHT * len(rows) + _AXIS_HEIGHT)
-
-
-def _ms(lasted: float) -> str:
-    return duration(round(lasted * 1e6)) if lasted >= 0 else f"-{duration(round(-lasted * 1e6))}"

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.text import percent
-from kvtrail.tracer.model.words import duration
+from kvtrail.dashboard.content.text import milliseconds, percent
 
 BESIDE = ("load", "store")
 """Transfers overlap the phases."""
@@ -77,7 +76,7 @@ def time_texts(parts: Sequence[Stretch]) -> dict[str, str]:
     """The time in each phase as text, with its share: 12 ms (3.1 %)."""
     whole = sum(part.end - part.begin for part in known(parts))
     return {
-        phase: duration(round(ms * 1e6)) + ("" if phase in BESIDE or not whole else f" ({percent(ms / whole)})")
+        phase: milliseconds(ms) + ("" if phase in BESIDE or not whole else f" ({percent(ms / whole)})")
         for phase, ms in times(parts).items()
         if phase not in OVER
     }
@@ -89,8 +88,6 @@ def sentence(parts: Sequence[Stretch]) -> str:
     whole = sum(spent.values())
     most = sorted(spent.items(), key=lambda each: -each[1])[:MOST_NAMED]
     said = [
-        f"{percent(ms / whole)} {phase} ({duration(round(ms * 1e6))})"
-        for phase, ms in most
-        if whole and ms / whole >= LEAST
+        f"{percent(ms / whole)} {phase} ({milliseconds(ms)})" for phase, ms in most if whole and ms / whole >= LEAST
     ]
-    return f"It took {duration(round(whole * 1e6))}: {', '.join(said)}." if said else ""
+    return f"It took {milliseconds(whole)}: {', '.join(said)}." if said else ""

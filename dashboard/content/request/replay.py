@@ -3,8 +3,8 @@ from 1, as on every page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import accumulate, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, islice, zip_longest
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
@@ -43,7 +43,6 @@ _OMITTED = {
     "missing": None,
 }
 """Numbers left out while they have this value."""
-NO_BLOCK = "none"
 
 
 def clamped(wanted: str | int, *, steps: int) -> int:
@@ -106,26 +105,23 @@ def _account(timeline: Row, steps: int) -> Row | None:
     return next((account for account in accounts if account is not None), None)
 
 
-def block_rows(step: Row, groups: Iterable[Row]) -> list[Row]:
+def block_rows(step: Row, groups: Sequence[Row]) -> list[Row]:
     """A row for each KV cache group of a step that names blocks; none for any other step. `groups` are those that the engine
     declared, in order; with one group that nobody declared, its kind is not known."""
-    kinds = [str(each.get("kind", "")) for each in groups]
-    sizes = [each.get("block_size") for each in groups]
-    starts = step["numbers"].get("group_starts")
-    found = []
-    for group, ids in enumerate(_by_group(step)):
-        row: Row = {
-            "KV cache group": group_name(group, kinds[group] if group < len(kinds) else ""),
+    starts = step["numbers"].get("group_starts") or ()
+    declared = zip_longest(_by_group(step), groups, starts)
+    return [
+        {
+            "KV cache group": group_name(group, str((known or {}).get("kind", ""))),
             "Blocks": count(len(ids) - ids.count(NULL_BLOCK)),
             "Null blocks": count(ids.count(NULL_BLOCK)),
-            "Block ids": blocks(block for block in ids if block != NULL_BLOCK) or NO_BLOCK,
+            "Block ids": blocks(block for block in ids if block != NULL_BLOCK) or "none",
+            **({"Tokens of a block": count(known["block_size"]) if known else "not known"} if groups else {}),
+            **({"From token": "not known" if start is None else count(start)} if starts else {}),
         }
-        if any(sizes):
-            row["Tokens of a block"] = count(sizes[group]) if group < len(sizes) and sizes[group] else "not known"
-        if starts:
-            row["From token"] = count(starts[group]) if group < len(starts) else "not known"
-        found.append(row)
-    return found
+        for group, (ids, known, start) in enumerate(declared)
+        if ids is not None
+    ]
 
 
 def block_summary(step: Row) -> str:

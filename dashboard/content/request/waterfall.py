@@ -18,8 +18,6 @@ from kvtrail.tracer.model.words import count, some
 
 MAX_ROWS = 100
 """The longest runs of a prompt have a row each."""
-DENSE = 40
-"""From this many runs on, the bar has no gaps between them: it would be all gaps."""
 AROUND_NS = 5 * 10**9
 """The time that the lanes show before and after an event."""
 
@@ -49,11 +47,8 @@ def waterfall(entry: Row, timeline: Row, *, dark: bool) -> str:
     if left_out:
         shorter = f"and {some(len(left_out), 'shorter part')}, {some(sum(left_out), 'token')} in all"
         rest = f'<li class="rest"><span>{shorter}</span></li>'
-    dense = " dense" if len(found) > DENSE else ""
     title = f"The {some(entry['total'], 'token')} by cause, in their order"
-    return (
-        f'<nav class="waterfall" aria-label="{title}"><div class="parts{dense}">{bar}</div><ol>{items}{rest}</ol></nav>'
-    )
+    return f'<nav class="waterfall" aria-label="{title}"><div class="parts">{bar}</div><ol>{items}{rest}</ol></nav>'
 
 
 def _label(run: Row, entry: Row) -> str:

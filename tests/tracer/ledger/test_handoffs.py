@@ -10,7 +10,7 @@ from msgspec import structs
 from pair_stories import EXPIRED, GIVES
 from pair_stories import TAKES as DECODE
 
-from kvtrail.dashboard.content.request.account import handoffs
+from kvtrail.dashboard.content.request.account import handoff_text
 from kvtrail.tracer.detect.retained_blocks import KeptFor, kept_handoffs
 from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, RequestEnd
 from kvtrail.tracer.events.semconv import Kind
@@ -183,13 +183,10 @@ def test_each_side_leads_to_the_other_as_far_as_it_is_known() -> None:
     taken = [each for each in events if each.engine == "d"]
     for side, words in ((given, "Handed over to cmpl-1-0"), (taken, "Prefilled as cmpl-1-0")):
         (link,) = handoffs_of(side, known)
-        assert handoffs({"handoffs": [link.model_dump()]}) == [
-            (words, {"request": "cmpl-1-0-0123abcd", "engine": link.engine})
-        ]
+        assert link.request == "cmpl-1-0-0123abcd"
+        assert handoff_text(link.model_dump()) == words
         (alone,) = handoffs_of(side, HandOffs())
-        assert handoffs({"handoffs": [alone.model_dump()]}) == [
-            ("Handed over as h1; the other engine has reported nothing of it", None)
-        ]
+        assert handoff_text(alone.model_dump()) == "Handed over as h1; the other engine has reported nothing of it"
 
 
 WRITTEN = """
