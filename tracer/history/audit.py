@@ -16,7 +16,6 @@ from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history.offline import OfflineDetector, TooLate
-from kvtrail.tracer.history.request_part import Parts
 from kvtrail.tracer.history.savings import RecordedSavings, Saved
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import LogReader, readers
@@ -60,7 +59,7 @@ class Audit:
         handoffs: what engines have handed over, by the one that gives and the one that takes.
         did: what each finding did, by its id.
         request_outcomes: the outcomes of the requests with findings, by engine and request, in words.
-        stories: what the logs among the files say about their requests, in words.
+        logs: of each log among the files, how many of its lines were read, in a sentence.
         lookups, hits: lookups, and those that the connector answered with tokens.
         reasons: how many requests are unknown for each reason.
         unfinished: engine and id of those that had not ended.
@@ -69,8 +68,6 @@ class Audit:
         unjudged: rules that could never decide, by the reason; of a rule with several, the most frequent.
         asked: the rules that were asked for.
         explained: of the requests that were asked about, by engine and id, why their tokens were reused or computed.
-        recorded: requests, by engine and id, with only a part read that does not decide by itself: their findings are those
-            that their tracer recorded.
         saved: if it was asked for, what each connector of each engine saved; without what is there of single requests only.
     """
 
@@ -90,7 +87,7 @@ class Audit:
     deaths: list[Death] = field(default_factory=list)
     did: dict[str, Impact] = field(default_factory=dict)
     request_outcomes: dict[tuple[str, str], str] = field(default_factory=dict)
-    stories: list[str] = field(default_factory=list)
+    logs: list[str] = field(default_factory=list)
     lookups: int = 0
     hits: int = 0
     reasons: Counter[Unknown] = field(default_factory=Counter)
@@ -101,7 +98,6 @@ class Audit:
     unjudged: dict[Unknown, list[str]] = field(default_factory=dict)
     asked: Sequence[str] = ()
     explained: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=dict)
-    recorded: list[tuple[str, str]] = field(default_factory=list)
     saved: Sequence[Saved] = ()
 
     def engine_name(self, engine: str) -> str:
@@ -220,8 +216,7 @@ class Audit:
             "unknown_spans": dict(sorted(self.unknown_spans.items())),
             "unknown_attributes": dict(sorted(self.unknown_attributes.items())),
             "unreadable": [{"file": f, "line": n, "reason": r} for f, n, r in self.unreadable],
-            "stories": self.stories,
-            "recorded": [{"engine": engine, "request": request} for engine, request in self.recorded],
+            "logs": self.logs,
         }
 
 
@@ -315,16 +310,14 @@ class _Auditor:
         self.result = Audit(asked=[rule.id for rule in rules or ()])
         self._savings = RecordedSavings() if savings else None
         self._detector = OfflineDetector(rules=rules, patience_ns=patience_ns, why=why, savings=self._savings)
-        self._parts = Parts(rules, why)
         self._resources: dict[Any, Mapping[str, Any]] = {}
         """By recorder."""
         self._foreign = BoundedDict[tuple[str, str], None](REMEMBERED_FOREIGN)
 
     def enter(self, batch: Decoded, path: Path, resources: Iterable[Mapping[str, Any]]) -> None:
         """Judge what was decoded, from these recorders."""
-        here = {resource.get(semconv.RECORDER_ID.key): resource for resource in resources}
-        self._resources |= here
-        self._detector.feed(self._parts.take(batch.events, here))
+        self._resources |= {resource.get(semconv.RECORDER_ID.key): resource for resource in resources}
+        self._detector.feed(batch.events)
         self._count(batch, path)
 
     def enter_log(self, log: LogReader) -> None:
@@ -337,7 +330,7 @@ class _Auditor:
             self._detector.settle()
             self._detector.forget_idle(log.engine, MOST_IN_A_LOG)
             self._count(batch, log.path)
-        self.result.stories += [*log.timelines.digest(), log.summary]
+        self.result.logs.append(log.summary)
         self.result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
 
     def _count(self, batch: Decoded, path: Path) -> None:
@@ -363,44 +356,16 @@ class _Auditor:
         result.deaths, result.handoffs = detector.deaths, detector.handoffs
         result.silent, result.joined_late = detector.silent, detector.joined_late
         result.saved = self._savings.saved(self._resources.values()) if self._savings else ()
-        findings: dict[str, Finding] = {}
-        accounts: dict[RequestKey, tuple[str, str | None, str | None]] = {}
-        undecided: Counter[tuple[str, Unknown]] = Counter()
-        probes_off: set[str] = set()
-        unfinished: list[RequestKey] = []
-        # A part says nothing about the engine: neither whether it ended, nor whether it was recorded from its start.
-        for judged, recorded in [(detector, None), *self._parts.closed()]:
-            result.events += judged.events
-            result.repeated += judged.repeated
-            result.lookups += judged.lookups
-            result.hits += judged.hits
-            result.checks += judged.checks
-            result.explained |= judged.explained
-            undecided += judged.undecided
-            accounts |= judged.outcomes
-            probes_off |= judged.probes_off
-            if recorded is None:
-                findings |= judged.findings
-                result.verdicts += judged.verdicts
-                result.reasons += judged.reasons
-                result.missing += judged.missing
-                unfinished += judged.unfinished
-                continue
-            assert judged.about is not None
-            findings |= {finding.id: finding for finding in recorded.findings}
-            result.verdicts[recorded.verdict] += 1
-            result.missing += recorded.missing
-            result.recorded.append(judged.about)
-            if recorded.unknown is not None:
-                result.reasons[recorded.unknown] += 1
-            if recorded.unknown is Unknown.OPEN:
-                unfinished.append(judged.about)
-        result.findings = by_weight(findings.values())
-        result.unfinished = sorted(unfinished)
-        result.did = dict(_did(result, accounts))
-        result.request_outcomes = {key: described(*account) for key, account in accounts.items()}
-        result.probes_off = sorted(probes_off)
-        result.unjudged = _unjudged(undecided, result.checks)
+        result.events, result.repeated = detector.events, result.repeated + detector.repeated
+        result.lookups, result.hits = detector.lookups, detector.hits
+        result.checks, result.explained = detector.checks, detector.explained
+        result.verdicts, result.reasons, result.missing = detector.verdicts, detector.reasons, detector.missing
+        result.findings = by_weight(detector.findings.values())
+        result.unfinished = sorted(detector.unfinished)
+        result.did = dict(_did(result, detector.outcomes))
+        result.request_outcomes = {key: described(*account) for key, account in detector.outcomes.items()}
+        result.probes_off = sorted(detector.probes_off)
+        result.unjudged = _unjudged(detector.undecided, result.checks)
         return result
 
 

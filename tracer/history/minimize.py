@@ -248,28 +248,15 @@ class _Search:
         clocks = {events[index].recorder: index for index in everything}
         yield self._scope(())
         yield self._scope(clocks[events[index].recorder] for index in self._witness)
-        for part in (of_own, [*of_own, *of_none], [*of_own, *of_none, *self._related(of_own)], everything):
+        for part in (of_own, [*of_own, *of_none], everything):
             yield self._scope(index for index in part if index <= last)
             yield self._scope(part)
 
     def _scope(self, chosen: Iterable[int]) -> list[int]:
         return sorted(reachable(self._needed.union(chosen), self._prerequisites))
 
-    def _related(self, own: Sequence[int]) -> list[int]:
-        """The events of all requests that name a block or a chunk which these events name as well."""
-        named = {name for index in own for name in _blocks_and_chunks(self._events[index])}
-        related = {_request_of(event) for event in self._events if not named.isdisjoint(_blocks_and_chunks(event))}
-        return [index for index, event in enumerate(self._events) if _request_of(event) in related]
-
     def _by_request(self, kept: Sequence[int]) -> list[list[int]]:
         units: dict[tuple[str, str | None], list[int]] = {}
         for index in kept:
             units.setdefault(_request_of(self._events[index]), []).append(index)
         return [unit for (_, request), unit in units.items() if request is not None and self._needed.isdisjoint(unit)]
-
-
-def _blocks_and_chunks(event: Event) -> list[Any]:
-    """The blocks and chunks that an event names. Block ids are an engine's own; several engines may share chunks."""
-    names: list[Any] = [(event.engine, block) for block in getattr(event, "blocks_ids", None) or ()]
-    names += getattr(event, "chunk_keys", None) or ()
-    return names

@@ -64,7 +64,6 @@ class OfflineDetector:
         lookups, hits: lookups that were entered, and those that the connector answered with tokens.
         explained: of the requests that were asked about, why their tokens were reused or computed.
         probes_off: connectors with a probe that failed and was switched off.
-        about: the only request, by engine and id, that is spoken of; None if all are.
     """
 
     def __init__(
@@ -73,12 +72,11 @@ class OfflineDetector:
         rules: Sequence[Rule] | None = None,
         patience_ns: int | None = None,
         why: str | None = None,
-        about: Key | None = None,
         savings: RecordedSavings | None = None,
     ) -> None:
         """`why` is a request that is asked about, by the engine's id or the caller's. `patience_ns` is how long to wait
-        before anything is given up, by the times of the events that come; None waits for ever. `about` is the only request,
-        by engine and id, that is spoken of: the events of others are evidence. `savings` sums up what was saved."""
+        before anything is given up, by the times of the events that come; None waits for ever. `savings` sums up what was
+        saved."""
         self.findings: dict[str, Finding] = {}
         self.verdicts: Counter[Verdict] = Counter()
         self.outcomes: dict[Key, tuple[str, str | None, str | None]] = {}
@@ -89,7 +87,7 @@ class OfflineDetector:
         self.lookups = self.hits = 0
         self.probes_off: set[str] = set()
         self.explained: dict[Key, list[dict[str, Any]]] = {}
-        self._why, self.about = why, about
+        self._why = why
         self._engines: dict[str, str] = {}
         """By recorder."""
         self._forgotten = BoundedDict[int, None](MAX_REQUESTS)
@@ -175,8 +173,6 @@ class OfflineDetector:
 
     def _count(self, account: Account) -> None:
         """Note the last that is known of a request."""
-        if self.about not in (None, (account.engine, account.request)):
-            return
         verdict = self._detector.verdict(account)
         self.verdicts[verdict] += 1
         if verdict is Verdict.UNKNOWN and (why := self._detector.why_unknown(account)) is not None:
@@ -190,7 +186,7 @@ class OfflineDetector:
 
     def _note(self, event: Event) -> None:
         self._deaths.enter(event)
-        if isinstance(event, Lookup) and self.about in (None, (event.engine, event.request)):
+        if isinstance(event, Lookup):
             self.lookups += 1
             self.hits += bool(event.answer)
         elif isinstance(event, Heartbeat):
@@ -230,5 +226,4 @@ class OfflineDetector:
         for finding in findings:
             if hash((finding.engine, finding.request)) in self._forgotten:
                 raise TooLate
-            if self.about in (None, (finding.engine, finding.request)):
-                self.findings[finding.id] = finding
+            self.findings[finding.id] = finding

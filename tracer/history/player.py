@@ -1,12 +1,10 @@
 """Steps through a history: each event, its request's account before and after it, and the findings that it made.
 
-Nothing is copied per step. A request's account is rebuilt from the request's own events when it is shown; walking forward
-enters each event once.
+A request's account is rebuilt from the request's own events as the steps are walked through.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,7 +46,6 @@ class Step:
             request's first.
         after: the same after the event; None for an event of no request.
         findings: those that this event made, as they were then.
-        again: earlier findings that this event confirms, as they were when they were made.
         late: findings about what has not happened by the end of the history; only at the last step shown.
     """
 
@@ -58,7 +55,6 @@ class Step:
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
     findings: tuple[Finding, ...] = ()
-    again: tuple[Finding, ...] = ()
     late: tuple[Finding, ...] = ()
 
     @property
@@ -71,16 +67,19 @@ class Step:
 
 
 @dataclass(slots=True)
-class AccountReplay:
-    """An account while its request's events are entered, one after the other."""
+class _AccountReplay:
+    """An account while its request's events are entered, one after the other.
+
+    Attributes:
+        shown: the account after the last of them, as JSON-ready data.
+    """
 
     account: Account
     expected: dict[str, int] = field(default_factory=dict)
-    entered: int = 0
+    shown: Mapping[str, Any] | None = None
 
     def enter(self, event: Event) -> int:
         """Enter the next event, as the detector does; returns how many are missing before it."""
-        self.entered += 1
         gap = event.request_sequence - self.expected.get(event.recorder, 0)
         if gap:
             self.account.lose(Unknown.LOST)
@@ -130,7 +129,6 @@ class Player:
         self.engine_names = history.engine_names()
         self.begin_ns = min(event.start_ns for event in self.events)
         self.following = None if request is None else self._named(request)
-        self._replays: dict[RequestKey, AccountReplay] = {}
         followed = None if self.following is None else [index for key in self.following for index in self.requests[key]]
         self._shown: Sequence[int] = range(len(self.events)) if followed is None else sorted(followed)
         self._marked = sorted(self.judged.found.keys() & self._shown)
@@ -157,7 +155,8 @@ class Player:
 
     def steps(self) -> Iterator[Step]:
         """All steps shown, in order."""
-        return map(self._step, self._shown)
+        replays: dict[RequestKey, _AccountReplay] = {}
+        return (self._step(index, replays) for index in self._shown)
 
     def step(self, number: int) -> Step:
         """The step of this number.
@@ -169,7 +168,7 @@ class Player:
             raise NoSuchStep(f"there is no step {number}; there are {len(self.events)}")
         if number - 1 not in self._shown:
             raise NoSuchStep(f"step {number} is not among the {len(self)} that are shown")
-        return self._step(number - 1)
+        return next(step for step in self.steps() if step.number == number)
 
     def _named(self, text: str) -> tuple[RequestKey, ...]:
         """The requests that a text names: by the engine's id, the external id, or the beginning of either. A complete
@@ -193,29 +192,19 @@ class Player:
         why = f"{text!r} fits {requests}" if begun else f"there is no request {text!r}; there {are} {requests}"
         raise NoSuchStep(f"{why}: {listed}")
 
-    def _step(self, index: int) -> Step:
+    def _step(self, index: int, replays: dict[RequestKey, _AccountReplay]) -> Step:
+        """The next step; `replays` has the accounts before it."""
         event = self.events[index]
         account: dict[str, Any] = {}
         if event.request is not None:
             key = (event.engine, event.request)
-            place = bisect_left(self.requests[key], index)
-            replay = self._replayed(key, place)
-            before = replay.account.as_dict() if place else None
-            account = {"before": before, "gap": replay.enter(event), "after": replay.account.as_dict()}
+            replay = replays.setdefault(key, _AccountReplay(Account(*key)))
+            account = {"before": replay.shown, "gap": replay.enter(event)}
+            account["after"] = replay.shown = replay.account.as_dict()
         return Step(
             number=index + 1,
             event=event,
             findings=self.judged.found.get(index, ()),
-            again=self.judged.again.get(index, ()),
             late=self.late if index == self._shown[-1] else (),
             **account,
         )
-
-    def _replayed(self, key: RequestKey, place: int) -> AccountReplay:
-        """The request's account before its event number `place`, continued from the last call if that was earlier."""
-        replay = self._replays.get(key)
-        if replay is None or replay.entered > place:
-            replay = self._replays[key] = AccountReplay(Account(*key))
-        for index in self.requests[key][replay.entered : place]:
-            replay.enter(self.events[index])
-        return replay

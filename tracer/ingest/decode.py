@@ -19,14 +19,13 @@ from msgspec.structs import fields, replace
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import CLASSES, KEYS, LONGEST_NS, RETIRED, Event, Retired, Unfamiliar
-from kvtrail.tracer.events.parts import PART
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import steps
 
 _KNOWN = {name: frozenset(field.encode_name for field in fields(cls)) for name, cls in CLASSES.items()}
 _COMMON = frozenset(field.encode_name for field in fields(Unfamiliar))
-_RESOURCE = frozenset(a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED, *PART))
+_RESOURCE = frozenset(a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED, *semconv.PART))
 _NAMESPACE = f"{semconv.SCOPE}."
 _OUTCOME = KEYS["outcome"]
 _ENGINE, _RECORDER = semconv.ENGINE_ID.key, semconv.RECORDER_ID.key
@@ -116,23 +115,21 @@ def from_span(span: Span) -> Event | None:
         MalformedSpan: the span has our scope and a known name, but not the attributes that its kind needs; or it is a step
             that could not be taken apart.
     """
-    return read(span)[0]
-
-
-def read(span: Span) -> tuple[Event | None, Sequence[str]]:
-    """What `from_span` gives, and the names that only another version of kvtrail knows: the span's, or those of attributes.
-
-    Raises:
-        MalformedSpan: as for `from_span`.
-    """
     if span.scope != semconv.SCOPE or span.name == semconv.ENGINE_SPAN:
-        return None, ()
+        return None
     if span.name == semconv.STEP_SPAN:
         _rows(span.span_id, span.attributes)
     if span.name not in CLASSES:
-        stand_in = _stand_in(span.name, _ids(span), span.attributes | common(span.resource))
-        return stand_in, () if isinstance(stand_in, Retired) else (span.name,)
-    return _event_or_stand_in(span.name, _ids(span), span.attributes.copy(), common(span.resource))
+        return _stand_in(span.name, _ids(span), span.attributes | common(span.resource))
+    return _event_or_stand_in(span.name, _ids(span), span.attributes.copy(), common(span.resource))[0]
+
+
+def event_of(span: Span) -> Event | None:
+    """What `from_span` gives; None also for a malformed span."""
+    try:
+        return from_span(span)
+    except MalformedSpan:
+        return None
 
 
 def _event_or_stand_in(
@@ -249,15 +246,8 @@ def misfits(resource: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def unknown_attributes(span: Span) -> list[str]:
-    """The names of an event's attributes, its resource's included, that are kvtrail's but not known to this version.
-    Attributes with other names belong to others and are not listed."""
-    own = _unknown(span.attributes, _KNOWN[span.name]) if span.name in _KNOWN else []
-    return own + unknown_in_resource(span.resource)
-
-
 def unknown_in_resource(resource: Mapping[str, Any]) -> list[str]:
-    """Those of a resource."""
+    """The names of a resource's attributes that are kvtrail's but not known to this version."""
     return _unknown(resource, _RESOURCE)
 
 

@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from kvtrail.tracer.events.events import IN_BYTES, KEYS
 from kvtrail.tracer.events.spans import LATEST_NS, Span
-from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Refused, as_bytes
+from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, as_bytes
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 
 SPANS_A_LINE = 256
@@ -238,57 +238,6 @@ def to_protobuf(data: Any) -> bytes:
     except (ParseError, ValueError, TypeError, RecursionError) as error:
         raise MalformedOtlp(f"not an OTLP trace request: {error}") from error
     return request.SerializeToString()
-
-
-def salvaged(data: Any) -> tuple[bytes, Refused | None]:
-    """A request in binary form with those of its spans that are OTLP, and how many are not; `data` is its JSON, loaded.
-
-    Raises:
-        MalformedOtlp: the data is no request, or none of its spans is OTLP.
-    """
-    try:
-        return to_protobuf(data), None
-    except MalformedOtlp as error:
-        rest, refused = _readable(data)
-        if not rest:
-            raise
-        return to_protobuf({"resourceSpans": rest}), Refused(refused, str(error))
-
-
-def _readable(data: Any) -> tuple[list[dict[str, Any]], int]:
-    """The resources of a request with those of their spans that are OTLP, and how many spans are not. Each resource is read
-    once: it may be long, and its spans many."""
-    rest, refused = [], 0
-    for resource_spans in _held(data, "resourceSpans", "resource_spans"):
-        of_resource = {"resource": resource_spans.get("resource")}
-        has_source = _is_otlp(of_resource)
-        scopes = []
-        for scope_spans in _held(resource_spans, "scopeSpans", "scope_spans"):
-            of_scope, spans = {"scope": scope_spans.get("scope")}, [*_held(scope_spans, "spans")]
-            good: list[dict[str, Any]] = []
-            if has_source and _is_otlp({"scopeSpans": [of_scope]}):
-                good += (span for span in spans if _is_otlp({"scopeSpans": [{"spans": [span]}]}))
-            if good:
-                scopes.append({**of_scope, "spans": good})
-            refused += len(spans) - len(good)
-        if scopes:
-            rest.append({**of_resource, "scopeSpans": scopes})
-    return rest, refused
-
-
-def _is_otlp(resource_spans: dict[str, Any]) -> bool:
-    try:
-        to_protobuf({"resourceSpans": [resource_spans]})
-    except MalformedOtlp:
-        return False
-    return True
-
-
-def _held(data: Any, *names: str) -> Iterator[dict[str, Any]]:
-    """The objects in a list that has one of these names."""
-    for name in names:
-        if isinstance(data, dict) and isinstance(held := data.get(name), list):
-            yield from (each for each in held if isinstance(each, dict))
 
 
 def to_json_line(payload: bytes) -> str:

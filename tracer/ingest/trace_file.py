@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import files
 from kvtrail.tracer.ingest.decode import Decoded, Decoder
-from kvtrail.tracer.ingest.foreign import identified
 from kvtrail.tracer.ingest.json_lines import JsonLines
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
@@ -138,8 +137,6 @@ class TraceReader:
         following = 1
         try:
             with files.opened(self.path) as (text, source):
-                if (what := identified(files.start(text))) is not None:
-                    raise UnusableTrace(f"{self.path}: {what}")
                 for message in messages(text):
                     number, following = following, following + message.lines
                     try:

@@ -172,6 +172,8 @@ def _summary(result: Audit, columns: int | None) -> str:
         f" {words.some(result.missing, 'event')} missing.",
         columns,
     )
+    for summary in result.logs:
+        lines += wrapped(plain(summary), columns)
     for (giver, taker), flow in result.handoffs:
         lines += wrapped(plain(_handed_over(result, giver, taker, flow)), columns)
     for what, unknown in (("spans", result.unknown_spans), ("attributes", result.unknown_attributes)):
@@ -182,12 +184,6 @@ def _summary(result: Audit, columns: int | None) -> str:
     if result.unreadable:
         file, number, reason = result.unreadable[0]
         text = f"{len(result.unreadable)} lines or spans could not be read; the first: {file}:{number}: {reason}"
-        lines += wrapped(plain(text), columns)
-    if result.recorded:
-        text = (
-            "The findings of these are those that their tracer recorded, since the part of the recording that was read does"
-            f" not show them by itself: {', '.join(request for _, request in result.recorded)}."
-        )
         lines += wrapped(plain(text), columns)
     for why, rules in result.unjudged.items():
         lines += wrapped(f"Never decided, because {why}: {', '.join(rules)}.", columns)

@@ -196,11 +196,8 @@ def _is_redundant(name: str, value: Any) -> bool:
 
 
 def _findings(step: Step, columns: int | None) -> list[str]:
-    """The findings of a step, and earlier ones that it shows again."""
+    """The findings of a step."""
     texts = [line for finding in step.findings for line in finding_text(finding, columns=columns).split("\n")]
-    for finding in step.again:
-        about = f" of request {plain(finding.request)}, {words.run(finding.epoch)}" if finding.request else ""
-        texts += [style(line, fg="red") for line in wrapped(f"again: {finding.rule}{about}", columns, rest="  ")]
     if step.late:
         texts += wrapped("At the end of the history, because something never came:", columns)
         texts += [line for finding in step.late for line in finding_text(finding, columns=columns).split("\n")]

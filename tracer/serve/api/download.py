@@ -9,9 +9,9 @@ from msgspec import convert
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.spans import Span
-from kvtrail.tracer.history.request_part import Recorded, cut
+from kvtrail.tracer.history.request_part import cut
 from kvtrail.tracer.ingest import decode
-from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.store import Reader
 from kvtrail.tracer.store.request_rows import StoredRequest
 
@@ -22,24 +22,13 @@ MAX_NAMED = 100
 
 
 def part_about(
-    reader: Reader,
-    account: StoredRequest,
-    findings: Sequence[Mapping[str, Any]],
-    *,
-    spans: Sequence[Span],
-    missing: int,
+    reader: Reader, account: StoredRequest, findings: Sequence[Mapping[str, Any]], spans: Sequence[Span]
 ) -> list[Span]:
-    """The `spans` of a request and the evidence for its findings. `missing` is how many of its events are missing."""
+    """The `spans` of a request and the evidence for its findings."""
     found = convert(findings, list[Finding])
-    recorded = Recorded(
-        verdict=Verdict(account["verdict"]),
-        unknown=None if account["unknown"] is None else Unknown[account["unknown"].upper()],
-        missing=missing,
-        findings=found,
-    )
     evidence = {(span.trace_id, span.span_id): span for span in (*spans, *_evidence(reader, account, found, spans))}
     ordered = sorted(evidence.values(), key=lambda span: span.end_ns)
-    return cut((account["engine"], account["request"]), ordered, recorded)
+    return cut((account["engine"], account["request"]), ordered, {finding.id for finding in found})
 
 
 def _evidence(reader: Reader, account: StoredRequest, findings: Iterable[Finding], spans: Sequence[Span]) -> list[Span]:
