@@ -92,8 +92,8 @@ class _AccountReplay:
         return gap
 
 
-class NoSuchStep(ValueError):
-    """There is no step to show; the text says which there are."""
+class NothingToShow(ValueError):
+    """There is no event, or no such request; the text says which there are."""
 
 
 class Player:
@@ -115,12 +115,12 @@ class Player:
             request: show only the steps of this request: its id, the external one, or the beginning of either.
 
         Raises:
-            NoSuchStep: there is nothing to show.
+            NothingToShow: there is nothing to show.
         """
         self.history = history
         self.events = tuple(history.events)
         if not self.events:
-            raise NoSuchStep("there is no event in it")
+            raise NothingToShow("there is no event in it")
         self.judged = judge(self.events)
         self.requests: dict[RequestKey, list[int]] = {}
         for index, event in enumerate(self.events):
@@ -147,35 +147,17 @@ class Player:
         """The findings of the steps shown, in order."""
         return [f for index in self._marked for f in self.judged.found.get(index, ())] + list(self.late)
 
-    @property
-    def steps_of_findings(self) -> list[int]:
-        """The number of the step that shows each of `findings`."""
-        found = [index + 1 for index in self._marked for _ in self.judged.found.get(index, ())]
-        return found + [self._shown[-1] + 1] * len(self.late)
-
     def steps(self) -> Iterator[Step]:
         """All steps shown, in order."""
         replays: dict[RequestKey, _AccountReplay] = {}
         return (self._step(index, replays) for index in self._shown)
-
-    def step(self, number: int) -> Step:
-        """The step of this number.
-
-        Raises:
-            NoSuchStep: the history has no such step, or it is not among those shown.
-        """
-        if not 1 <= number <= len(self.events):
-            raise NoSuchStep(f"there is no step {number}; there are {len(self.events)}")
-        if number - 1 not in self._shown:
-            raise NoSuchStep(f"step {number} is not among the {len(self)} that are shown")
-        return next(step for step in self.steps() if step.number == number)
 
     def _named(self, text: str) -> tuple[RequestKey, ...]:
         """The requests that a text names: by the engine's id, the external id, or the beginning of either. A complete
         external id may name several: one in each engine that it passes through.
 
         Raises:
-            NoSuchStep: there is none, or a beginning fits several.
+            NothingToShow: there is none, or a beginning fits several.
         """
         known = {key: self.events[indices[-1]].external or "" for key, indices in self.requests.items()}
         if found := [key for key in known if key[1] == text] or [key for key in known if text and known[key] == text]:
@@ -190,7 +172,7 @@ class Player:
         requests = some(len(names), "request")
         are = "is" if len(names) == 1 else "are"
         why = f"{text!r} fits {requests}" if begun else f"there is no request {text!r}; there {are} {requests}"
-        raise NoSuchStep(f"{why}: {listed}")
+        raise NothingToShow(f"{why}: {listed}")
 
     def _step(self, index: int, replays: dict[RequestKey, _AccountReplay]) -> Step:
         """The next step; `replays` has the accounts before it."""

@@ -18,7 +18,7 @@ from msgspec import ValidationError, convert
 from msgspec.structs import fields, replace
 
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import CLASSES, KEYS, LONGEST_NS, RETIRED, Event, Retired, Unfamiliar
+from kvtrail.tracer.events.events import CLASSES, KEYS, LONGEST_NS, Event, Unfamiliar
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import steps
@@ -146,12 +146,12 @@ def _event_or_stand_in(
         raise
 
 
-def _stand_in(name: str, ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | Retired | None:
+def _stand_in(name: str, ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | None:
     """What stands for a span that only another version understands; None if even its numbers are not understood."""
     own = {key: value for key, value in values.items() if key in _COMMON}
     _enter(ids, own)
     try:
-        return convert(own, Retired) if name in RETIRED else convert(own, Unfamiliar)
+        return convert(own, Unfamiliar)
     except ValidationError:
         return None
 
@@ -308,9 +308,8 @@ class Decoded:
             stand_in = _stand_in(name, ids, {**attributes, **common})
             if stand_in is not None:
                 self.events.append(stand_in)
-            if not isinstance(stand_in, Retired):
-                self.unknown_spans[name] += 1
-                self.stand_ins += stand_in is not None
+                self.stand_ins += 1
+            self.unknown_spans[name] += 1
             return
         try:
             decoded, unknown = _event_or_stand_in(name, ids, attributes, common)

@@ -22,7 +22,7 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPABLE = tuple(bytes((n, 0x2A, 0x4D, 0x18)) for n in range(0x50, 0x60))
 _LONGEST_START = len(ZSTD)
 _CHUNK = 1 << 16
-_BUFFER = 1 << 20
+_BUFFER = 1 << 18
 
 
 class MissingZstd(OSError):

@@ -1,4 +1,4 @@
-"""The steps of a history as text: a line each, or one in full. Pure."""
+"""The steps of a history as text, a line each. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from click import style
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.history import History
-from kvtrail.tracer.history.player import NUMBERS, Player, Step, at_ns
+from kvtrail.tracer.history.player import Player, Step, at_ns
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Verdict, clock, day
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
-ALWAYS = ("status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored")
-"""Numbers of an account that are shown even while they are unknown."""
 NAMES = {"epoch": "preemptions", "waited_ns": "waited for KV", "looked_at": "blocks checked"}
 """Numbers with other names on the pages than those of their fields."""
 _BLANK = Account("", "").as_dict()
@@ -32,18 +30,6 @@ def opening(player: Player, columns: int | None) -> list[str]:
     requests = words.some(sum(of.values()), "request")
     verdicts = f"{requests}: {of[Verdict.DRIFT]} with drift, {of[Verdict.OK]} ok, {of[Verdict.UNKNOWN]} unknown."
     return [line for text in (*_what_was_read(player), verdicts) for line in wrapped(text, columns, rest="  ")]
-
-
-def in_full(player: Player, number: int, *, columns: int | None) -> list[str]:
-    """One step: when it was and whose, what it says, the account of its request after it, and its findings.
-
-    Raises:
-        NoSuchStep: there is no such step among those shown.
-    """
-    step = player.step(number)
-    account = ["", *_account_table(step)] if step.after is not None else []
-    findings = _findings(step, columns)
-    return [*_head(player, step, columns), *_says(step, columns), *account, *([""] if findings else []), *findings]
 
 
 def lines(player: Player, *, columns: int | None) -> Iterator[str]:
@@ -107,35 +93,6 @@ def left_out(history: History) -> Iterator[str]:
         yield f"{words.some(history.repeated, 'repeated span')} counted once."
 
 
-def _head(player: Player, step: Step, columns: int | None) -> list[str]:
-    event = step.event
-    since = (at_ns(event) - player.begin_ns) / 1e9
-    place = (
-        f"Step {step.number} of {len(player.events)}   {day(at_ns(event))} {clock(at_ns(event))} UTC, {since:+,.3f} s"
-    )
-    request = f"request {event.request}, {words.run(event.epoch)}" if event.request else "no request"
-    facts = ", ".join(part for part in (request, event.connector, f"engine {_engine(player, event)}") if part)
-    return [
-        *(style(line, bold=True) for line in wrapped(place, columns, rest="  ")),
-        *wrapped(plain(facts), columns),
-        "",
-    ]
-
-
-def _says(step: Step, columns: int | None) -> list[str]:
-    """The step in words, how long it took, who recorded it, and whether events are missing before it."""
-    event = step.event
-    by = _recorded_by(event, name_connector=False)
-    took = f"took {words.duration(event.end_ns - event.start_ns)}" + (f", recorded by {by}" if by else "")
-    kind = words.kind(event.kind)
-    texts = wrapped(f"{kind}: {_described(event)}; {took}", columns, rest="  ")
-    texts[0] = texts[0].replace(kind, style(kind, bold=True), 1)
-    if step.gap:
-        gap = f"{words.some(step.gap, 'event')} of this request missing just before: the account is incomplete."
-        texts += [style(line, fg="yellow") for line in wrapped(gap, columns)]
-    return texts
-
-
 def _engine(player: Player, event: Event) -> str:
     """The name of an event's engine for people."""
     return player.engine_names.get(event.engine, event.engine)
@@ -172,22 +129,6 @@ def _changes(step: Step) -> list[str]:
         for name, (old, new) in step.changed.items()
         if name != "error" and not _is_redundant(name, new)
     ]  # fmt: skip
-
-
-def _account_table(step: Step) -> list[str]:
-    """The account after the step, a number a line. What the step changed is bold, with its previous value."""
-    after, before, changed = step.after or _BLANK, step.before or _BLANK, step.changed
-    shown = [
-        name
-        for name in NUMBERS
-        if name in ALWAYS or ((name in changed or after[name] != _BLANK[name]) and not _is_redundant(name, after[name]))
-    ]
-    width = max(len(_name(name)) for name in shown)
-    lines = [style("account after it", dim=True)]
-    for name in shown:
-        text = f"{_name(name):<{width}}  {_number(after, name)}"
-        lines.append(style(f"{text}  (was {_number(before, name)})", bold=True) if name in changed else text)
-    return lines
 
 
 def _is_redundant(name: str, value: Any) -> bool:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
-import pytest
 from click import unstyle
 from history import history
 from played_history import LATE, SPAN, STALE_AT, STORY, played
@@ -16,10 +13,6 @@ from kvtrail.tracer.reports import steps
 
 def lines(text: str) -> list[str]:
     return [unstyle(line) for line in "\n".join(steps.lines(played(history(text)), columns=None)).split("\n")]
-
-
-def in_full(player: Player, number: int, columns: int | None = None) -> list[str]:
-    return [unstyle(line) for line in steps.in_full(player, number, columns=columns)]
 
 
 def test_every_step_is_a_line_with_what_it_says_and_what_it_changed() -> None:
@@ -48,10 +41,6 @@ def test_the_sums_of_the_account_are_there_in_the_pages_words() -> None:
     assert "waited for KV 1 ms in 1 load]" in output
     assert "; loads 1 -> 2]" in output
     assert "; recomputed 492]" in output
-    player = played(history(SUMS))
-    account = "\n".join(in_full(player, len(player)))
-    for number in (r"loads +2", r"waited for KV +1 ms in 1 load", r"recomputed +492"):
-        assert re.search(number, account), account
 
 
 def test_looks_at_blocks_are_steps_and_sums_of_the_account() -> None:
@@ -107,28 +96,11 @@ def test_engines_and_connectors_are_named_where_there_are_several() -> None:
     assert "load (worker 0, A): " in both
 
 
-@pytest.mark.parametrize("columns", [40, 100])
-def test_a_step_in_full_fits_the_terminal(columns: int) -> None:
-    player = played(history(STORY + LATE))
-    for number in range(1, len(player) + 1):
-        output = in_full(player, number, columns)
-        assert output[0].startswith(f"Step {number} of {len(player)}")
-        assert max(map(len, output)) <= columns
-
-
-def test_a_step_in_full_has_the_account_and_the_finding() -> None:
-    output = in_full(played(history(STORY)), STALE_AT)
-    assert "computed       336  (was –)" in output  # noqa: RUF001
-    assert any(line.startswith("stale-lookup [could: crash]") for line in output)
-
-
 def test_a_trace_file_cannot_steer_the_terminal() -> None:
     events = history(
         "L 749 c0 h256 -> 256 keys a\x1b[2J\nA 256 !\x07\x1b]0;x", request="r\x1b[2J-0123abcd", engine="e\x1b"
     )
     player = played(events)
     output = list(map(unstyle, steps.lines(player, columns=None)))
-    for number in range(1, len(player) + 1):
-        output += in_full(player, number)
     assert not any("\x1b" in line or "\x07" in line for line in output)
     assert any(r"raised \x07\x1b]0;x" in line for line in output)

@@ -23,8 +23,8 @@ from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace, is_fram
 PATTERNS = (*FAILURES, *LMCACHE, *VLLM)
 """All that is read. The first pattern that reads a line counts."""
 _START = 1 << 20
-_TRACE = re.compile(rb'^(?:\xef\xbb\xbf)?\s*\{(?:\s*|[^\n]*)"resource(?:Spans|_spans)"', re.MULTILINE)
-"""A line of a trace file, or the first lines of one that is pretty-printed."""
+_TRACE = re.compile(rb'^(?:\xef\xbb\xbf)?\{(?:\s*|[^\n]*)"resource(?:Spans|_spans)"', re.MULTILINE)
+"""The beginning of a request in JSON."""
 
 
 def read(text: str) -> Reading | None:
