@@ -15,6 +15,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from msgspec import DecodeError
+
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import files
 from kvtrail.tracer.ingest.decode import Decoded, Decoder
@@ -116,7 +118,7 @@ class TraceReader:
                             result = read(self._json, message.data.decode("utf-8-sig"))
                         else:
                             result = read(self._protobuf, message.data)
-                    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, no OTLP
+                    except (ValueError, DecodeError, RecursionError) as error:  # no UTF-8, no JSON, no OTLP
                         self.bad_lines.append((number, str(error)))
                         continue
                     good += 1
