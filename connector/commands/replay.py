@@ -24,9 +24,7 @@ RECORDED = "recorded"
 
 @click.command()
 @TRACES
-@click.option(
-    "--request", metavar="ID", help="Show this request only: its id, the external one, or the beginning of either."
-)
+@click.option("--request", metavar="ID", help="Show this request only; the engine's id or the caller's.")
 @click.option(
     "--json",
     "as_json",

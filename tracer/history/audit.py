@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvtrail.tracer.detect.detector import GRACE_NS
-from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.spans import Span
-from kvtrail.tracer.history.offline import OfflineDetector, TooLate
+from kvtrail.tracer.history.offline import OfflineDetector, Tally, TooLate
 from kvtrail.tracer.history.savings import RecordedSavings, Saved
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import LogReader, readers
@@ -42,15 +41,14 @@ MOST_IN_A_LOG = 20_000
 T = TypeVar("T", Unknown, tuple[str, Unknown])
 
 
-@dataclass(slots=True)
-class Audit:
+@dataclass(slots=True, kw_only=True)
+class Audit(Tally):
     """The result of an audit.
 
     Attributes:
         findings: worst severity first, then by time.
-        verdicts: how many requests have each verdict.
         checks: how often each rule gave each verdict.
-        spans, events, foreign: what was read; `repeated` spans were read twice and count once.
+        foreign: spans that no kvtrail recorder wrote.
         unknown_spans, unknown_attributes: what a newer kvtrail wrote and this one does not know, and how many of each name.
         engine_names: the engines' names for people, by id.
         missing: events that the numbers say are missing.
@@ -60,25 +58,16 @@ class Audit:
         did: what each finding did, by its id.
         request_outcomes: the outcomes of the requests with findings, by engine and request, in words.
         logs: of each log among the files, how many of its lines were read, in a sentence.
-        lookups, hits: lookups, and those that the connector answered with tokens.
-        reasons: how many requests are unknown for each reason.
-        unfinished: engine and id of those that had not ended.
         silent, joined_late: engines without an end record, or without their first events.
-        probes_off: connectors with a probe that failed and was switched off.
         unjudged: rules that could never decide, by the reason; of a rule with several, the most frequent.
         asked: the rules that were asked for.
-        explained: of the requests that were asked about, by engine and id, why their tokens were reused or computed.
         saved: if it was asked for, what each connector of each engine saved; without what is there of single requests only.
     """
 
     findings: list[Finding] = field(default_factory=list)
     handoffs: list[tuple[tuple[str, str], Flow]] = field(default_factory=list)
-    verdicts: Counter[Verdict] = field(default_factory=Counter)
     checks: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
-    spans: int = 0
-    events: int = 0
     foreign: int = 0
-    repeated: int = 0
     unknown_spans: Counter[str] = field(default_factory=Counter)
     unknown_attributes: Counter[str] = field(default_factory=Counter)
     engine_names: Mapping[str, str] = field(default_factory=dict)
@@ -88,16 +77,10 @@ class Audit:
     did: dict[str, Impact] = field(default_factory=dict)
     request_outcomes: dict[tuple[str, str], str] = field(default_factory=dict)
     logs: list[str] = field(default_factory=list)
-    lookups: int = 0
-    hits: int = 0
-    reasons: Counter[Unknown] = field(default_factory=Counter)
-    unfinished: Sequence[tuple[str, str]] = ()
     silent: Sequence[str] = ()
     joined_late: Sequence[str] = ()
-    probes_off: Sequence[str] = ()
     unjudged: dict[Unknown, list[str]] = field(default_factory=dict)
     asked: Sequence[str] = ()
-    explained: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=dict)
     saved: Sequence[Saved] = ()
 
     def engine_name(self, engine: str) -> str:
@@ -161,7 +144,7 @@ class Audit:
             )
         if self.probes_off:
             reasons.append(
-                f"The probe of {_some(self.probes_off)} failed and was switched off: the engine's log says why."
+                f"The probe of {_some(sorted(self.probes_off))} failed and was switched off: the engine's log says why."
             )
         return reasons
 
@@ -206,7 +189,6 @@ class Audit:
             ],
             "requests": {verdict.value: self.verdicts[verdict] for verdict in Verdict},
             "checks": [{"rule": r, "verdict": v.value, "count": n} for (r, v), n in sorted(self.checks.items())],
-            "spans": self.spans,
             "events": self.events,
             "lookups": self.lookups,
             "hits": self.hits,
@@ -309,7 +291,9 @@ class _Auditor:
     def __init__(self, rules: Sequence[Rule] | None, why: str | None, savings: bool, patience_ns: int | None) -> None:
         self.result = Audit(asked=[rule.id for rule in rules or ()])
         self._savings = RecordedSavings() if savings else None
-        self._detector = OfflineDetector(rules=rules, patience_ns=patience_ns, why=why, savings=self._savings)
+        self._detector = OfflineDetector(
+            rules=rules, patience_ns=patience_ns, why=why, savings=self._savings, tally=self.result
+        )
         self._resources: dict[Any, Mapping[str, Any]] = {}
         """By recorder."""
         self._foreign = BoundedDict[tuple[str, str], None](REMEMBERED_FOREIGN)
@@ -335,8 +319,6 @@ class _Auditor:
 
     def _count(self, batch: Decoded, path: Path) -> None:
         result = self.result
-        unknown = sum(batch.unknown_spans.values()) - batch.stand_ins
-        result.spans += len(batch.events) + len(batch.foreign) + len(batch.malformed) + unknown
         result.unknown_spans.update(batch.unknown_spans)
         result.unknown_attributes.update(batch.unknown_attributes)
         result.unreadable += [(str(path), 0, str(malformed)) for malformed in batch.malformed]
@@ -356,27 +338,21 @@ class _Auditor:
         result.deaths, result.handoffs = detector.deaths, detector.handoffs
         result.silent, result.joined_late = detector.silent, detector.joined_late
         result.saved = self._savings.saved(self._resources.values()) if self._savings else ()
-        result.events, result.repeated = detector.events, result.repeated + detector.repeated
-        result.lookups, result.hits = detector.lookups, detector.hits
-        result.checks, result.explained = detector.checks, detector.explained
-        result.verdicts, result.reasons, result.missing = detector.verdicts, detector.reasons, detector.missing
+        result.checks, result.missing = detector.detector.verdicts, detector.detector.missing
         result.findings = by_weight(detector.findings.values())
-        result.unfinished = sorted(detector.unfinished)
-        result.did = dict(_did(result, detector.outcomes))
-        result.request_outcomes = {key: described(*account) for key, account in detector.outcomes.items()}
-        result.probes_off = sorted(detector.probes_off)
-        result.unjudged = _unjudged(detector.undecided, result.checks)
+        result.unfinished.sort()
+        result.did = dict(_did(result))
+        result.request_outcomes = {key: described(*account) for key, account in result.outcomes.items()}
+        result.unjudged = _unjudged(detector.detector.unknown, result.checks)
         return result
 
 
-def _did(
-    result: Audit, accounts: Mapping[RequestKey, tuple[str, str | None, str | None]]
-) -> Iterator[tuple[str, Impact]]:
-    """The impact of each finding, by its id. `accounts` has how the requests with findings ended."""
+def _did(result: Audit) -> Iterator[tuple[str, Impact]]:
+    """The impact of each finding, by its id."""
     died = {death.engine for death in result.deaths}
     causes = {death.cause.id for death in result.deaths if death.cause is not None}
     for finding in result.findings:
-        account = accounts.get((finding.engine, finding.request))
+        account = result.outcomes.get((finding.engine, finding.request))
         state = EngineState.DIED if finding.engine in died else EngineState.RUNNING
         outcome = None if account is None else outcome_of(account[0], account[1], state)
         is_cause = finding.id in causes

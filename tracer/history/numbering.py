@@ -6,6 +6,7 @@ close up, but a number that is missing in the recording stays missing in its pla
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
 
@@ -46,22 +47,14 @@ class Numbering:
 
 
 def closed_up(events: Sequence[Event]) -> list[Event]:
-    """Events that were chosen from a recording that is not available, with new numbers in their recorders' streams: as many
-    are missing before an event as its request misses there, since the events of a request are either all chosen or none."""
-    last: dict[Hashable, int] = {}
-    next_number: dict[str, int] = {}
-    closed: dict[int, Event] = {}
-    for index in sorted(range(len(events)), key=lambda index: events[index].sequence):
-        event = events[index]
-        number = next_number.get(event.recorder, 0)
-        if event.request is not None:
-            stream = (event.engine, event.request, event.recorder)
-            number += max(0, event.request_sequence - last.get(stream, -1) - 1)
-            last[stream] = max(event.request_sequence, last.get(stream, -1))
-        next_number[event.recorder] = number + 1
-        closed[index] = copy(event)
-        closed[index].sequence = number
-    return [closed[index] for index in range(len(events))]
+    """Events that were chosen from a recording that is not available, numbered one after the other in their recorders'
+    streams: what a request lost is still missing among its own numbers."""
+    next_number = Counter[str]()
+    closed = list(map(copy, events))
+    for event in sorted(closed, key=lambda event: event.sequence):
+        event.sequence = next_number[event.recorder]
+        next_number[event.recorder] += 1
+    return closed
 
 
 def in_span(event: Event, span: Span) -> Span:

@@ -112,7 +112,7 @@ class Player:
         """Judge the history, and select what is shown.
 
         Args:
-            request: show only the steps of this request: its id, the external one, or the beginning of either.
+            request: show only the steps of this request: its id, or the external one.
 
         Raises:
             NothingToShow: there is nothing to show.
@@ -153,26 +153,19 @@ class Player:
         return (self._step(index, replays) for index in self._shown)
 
     def _named(self, text: str) -> tuple[RequestKey, ...]:
-        """The requests that a text names: by the engine's id, the external id, or the beginning of either. A complete
-        external id may name several: one in each engine that it passes through.
+        """The requests that a text names: by the engine's id, or the external one, which a request may have in several
+        engines.
 
         Raises:
-            NothingToShow: there is none, or a beginning fits several.
+            NothingToShow: there is none.
         """
-        known = {key: self.events[indices[-1]].external or "" for key, indices in self.requests.items()}
-        if found := [key for key in known if key[1] == text] or [key for key in known if text and known[key] == text]:
+        known = {key: self.events[indices[-1]].external or key[1] for key, indices in self.requests.items()}
+        if found := [key for key, external in known.items() if text in (key[1], external)]:
             return tuple(found)
-        begun = [key for key in known if text and (key[1].startswith(text) or known[key].startswith(text))]
-        names = list(dict.fromkeys(known[key] or key[1] for key in begun or known))
-        if begun and len(names) == 1:
-            return tuple(begun)
-        listed = ", ".join(names[:MAX_NAMED]) + (
-            f" and {count(more)} more" if (more := len(names) - MAX_NAMED) > 0 else ""
-        )
-        requests = some(len(names), "request")
-        are = "is" if len(names) == 1 else "are"
-        why = f"{text!r} fits {requests}" if begun else f"there is no request {text!r}; there {are} {requests}"
-        raise NothingToShow(f"{why}: {listed}")
+        names = list(dict.fromkeys(known.values()))
+        more = f" and {count(len(names) - MAX_NAMED)} more" if len(names) > MAX_NAMED else ""
+        requests = f"there {'is' if len(names) == 1 else 'are'} {some(len(names), 'request')}"
+        raise NothingToShow(f"there is no request {text!r}; {requests}: {', '.join(names[:MAX_NAMED])}{more}")
 
     def _step(self, index: int, replays: dict[RequestKey, _AccountReplay]) -> Step:
         """The next step; `replays` has the accounts before it."""

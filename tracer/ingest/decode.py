@@ -6,7 +6,6 @@ most attributes repeat (the recorder's, the request's, small numbers), so each i
 
 from __future__ import annotations
 
-import base64
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -53,7 +52,6 @@ Ids = tuple[str, str, int, int, str | None]
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 _MAX_REMEMBERED = 8192
-_FORMER_HASH = 6
 _LONGEST_REMEMBERED = 500
 """Bytes. What is longer is hardly ever seen twice."""
 Parsed = TypeVar("Parsed")
@@ -86,20 +84,6 @@ class Refused:
 
     spans: int
     reason: str
-
-
-def as_bytes(key: str, text: str) -> str:
-    """A text attribute's value. Recorders once sent block hashes as text, the first 6 bytes of each in hexadecimal digits:
-    these become base64, as bytes are in a span, and as long as hashes are today."""
-    if key != KEYS["block_hashes"]:
-        return text
-    try:
-        hashes = bytes.fromhex(text)
-    except ValueError:
-        return text
-    fill = bytes(semconv.HASH_BYTES - _FORMER_HASH)
-    longer = (hashes[at : at + _FORMER_HASH] + fill for at in range(0, len(hashes), _FORMER_HASH))
-    return base64.b64encode(b"".join(longer)).decode()
 
 
 def is_ours(span: Span) -> bool:

@@ -20,16 +20,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from kvtrail.tracer.events.events import IN_BYTES, KEYS
+from kvtrail.tracer.events.events import IN_BYTES
 from kvtrail.tracer.events.spans import LATEST_NS, Span
-from kvtrail.tracer.ingest.decode import Decoder, Ids, MalformedOtlp, as_bytes
+from kvtrail.tracer.ingest.decode import Decoder, Ids, MalformedOtlp
 
 SPANS_A_LINE = 256
 """Spans in a line of a trace file that we write."""
 _IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 _TRACE_ID, _SPAN_ID = 32, 16
 """Hexadecimal digits."""
-_HASHES = KEYS["block_hashes"]
 
 _Time = Annotated[int, Meta(ge=0, le=LATEST_NS)]
 
@@ -117,7 +116,7 @@ class JsonDecoder(Decoder[str, _Span]):
 
     def _lists(self, data: str) -> Iterator[tuple[dict[str, Any], str, Sequence[_Span]]]:
         for resource_spans in _read_request(data).resource_spans:
-            resource = self._attributes(resource_spans.resource)
+            resource = _by_key(resource_spans.resource.attributes)
             for scope_spans in resource_spans.scope_spans:
                 yield resource, scope_spans.scope.name, scope_spans.spans
 
@@ -132,19 +131,15 @@ class JsonDecoder(Decoder[str, _Span]):
         start_ns, end_ns = span.start_time_unix_nano, span.end_time_unix_nano
         return ids[:_TRACE_ID], ids[_TRACE_ID : _TRACE_ID + _SPAN_ID], start_ns, end_ns, error
 
-    def _attributes(self, holder: _Span | _Resource | _Event) -> dict[str, Any]:
-        values = _by_key(holder.attributes)
-        if _HASHES in values:
-            for attribute in holder.attributes:
-                if attribute.key == _HASHES and isinstance(text := attribute.value.string_value, str):
-                    values[_HASHES] = as_bytes(_HASHES, text)
-        return values
+    def _attributes(self, span: _Span) -> dict[str, Any]:
+        return _by_key(span.attributes)
 
     def _rest(self, span: _Span) -> tuple[str, list[dict[str, Any]]]:
-        return _id(span.parent_span_id), [self._event(event) for event in span.events]
-
-    def _event(self, event: _Event) -> dict[str, Any]:
-        return {"name": event.name, "time_ns": event.time_unix_nano, "attributes": self._attributes(event)}
+        events = [
+            {"name": event.name, "time_ns": event.time_unix_nano, "attributes": _by_key(event.attributes)}
+            for event in span.events
+        ]
+        return bytes.fromhex(span.parent_span_id).hex(), events
 
 
 def _by_key(attributes: Iterable[_Attribute]) -> dict[str, Any]:
@@ -172,11 +167,6 @@ def _value(value: _Value) -> Any:
     if (real := value.double_value) is not UNSET and math.isfinite(real):
         return real
     raise ValueError("neither a truth value nor a finite number")
-
-
-def _id(text: str) -> str:
-    """An id in lower case. Raises ValueError where it is not hexadecimal."""
-    return bytes.fromhex(text).hex()
 
 
 def to_protobuf(data: Any) -> bytes:

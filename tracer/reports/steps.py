@@ -105,7 +105,7 @@ def _described(event: Event) -> str:
     if numbers.get("blocks_ids") is not None:
         parts.append(f"blocks {words.blocks_named(numbers)}")
     if keys := numbers.get("chunk_keys"):
-        parts.append(f"keys {_value(keys)}")
+        parts.append(f"keys {words.value(keys)}")
     if event.error is not None:
         parts.append(f"raised {event.error}")
     return plain("; ".join(part for part in parts if part))
@@ -149,21 +149,7 @@ def _number(account: Mapping[str, Any], name: str) -> str:
     """A number of an account."""
     if name == "waited_ns":
         return words.waiting(account[name], account["wait_loads"])
-    return _value(account[name])
-
-
-def _value(of: Any) -> str:
-    """A value of an account or an event."""
-    match of:
-        case Mapping():
-            ranks = ", ".join(f"rank {rank}: {words.count(number)}" for rank, number in sorted(of.items()))
-            return ranks or words.NOTHING
-        case list() | tuple():
-            shown = ", ".join(f"{x[0]} to {x[1]}" if isinstance(x, tuple) else str(x) for x in of[: words.MAX_RUNS])
-            rest = len(of) - words.MAX_RUNS
-            return plain(shown) + (f" and {words.count(rest)} more" if rest > 0 else "") or words.NOTHING
-        case _:
-            return plain(words.value(of))
+    return plain(words.value(account[name]))
 
 
 def _name(field: str) -> str:

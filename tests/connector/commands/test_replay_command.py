@@ -52,11 +52,11 @@ def test_without_drift_the_exit_code_is_0(tmp_path: Path) -> None:
 
 
 def test_the_exit_code_is_that_of_what_is_shown(trace: Path) -> None:
-    assert run(trace, "--request", "b-cmpl").exit_code == 0
+    assert run(trace, "--request", "b-cmpl-1-0").exit_code == 0
 
 
 def test_options_can_be_set_in_the_environment(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVTRAIL_REPLAY_REQUEST", "b-cmpl")
+    monkeypatch.setenv("KVTRAIL_REPLAY_REQUEST", "b-cmpl-1-0")
     assert re.findall(r"^ *(\d+)  \d\d:", run(trace).output, flags=re.MULTILINE) == ["6", "7"]
 
 

@@ -226,34 +226,25 @@ CHATS = chats(("e", "chat-1-0123abcd"), ("e", "chat-12-4567abcd"), ("e", "other-
     ("text", "request_id"),
     [
         ("chat-1-0123abcd", "chat-1-0123abcd"),
-        ("chat-1", "chat-1-0123abcd"),  # the external id of one, and the beginning of two
+        ("chat-1", "chat-1-0123abcd"),
         ("chat-12", "chat-12-4567abcd"),
-        ("chat-12-4", "chat-12-4567abcd"),
-        ("o", "other-99999999"),
     ],
 )
-def test_a_request_is_named_by_its_id_the_external_one_or_a_beginning(text: str, request_id: str) -> None:
+def test_a_request_is_named_by_its_id_or_the_external_one(text: str, request_id: str) -> None:
     assert played(CHATS, request=text).following == (("e", request_id),)
 
 
 def test_one_name_may_mean_a_request_in_several_engines() -> None:
     passed = chats(("prefill", "chat-1-0123abcd"), ("decode", "chat-1-89abcdef"))
     both = (("prefill", "chat-1-0123abcd"), ("decode", "chat-1-89abcdef"))
-    assert [played(passed, request=text).following for text in ("chat-1", "ch", "chat-1-8")] == [both, both, both[1:]]
+    assert [played(passed, request=text).following for text in ("chat-1", "chat-1-89abcdef")] == [both, both[1:]]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("chat", "'chat' fits 2 requests: chat-1, chat-12$"),
-        *(
-            (name, f"there is no request '{name}'; there are 3 requests: chat-1, chat-12, other$")
-            for name in ("", "hat-1")
-        ),
-    ],
-)
-def test_a_name_of_none_or_of_several_is_reported_with_the_known_ones(text: str, said: str) -> None:
-    with pytest.raises(NothingToShow, match=said):
+@pytest.mark.parametrize("text", ["", "chat", "hat-1"])
+def test_a_name_of_no_request_is_reported_with_the_known_ones(text: str) -> None:
+    with pytest.raises(
+        NothingToShow, match=f"there is no request '{text}'; there are 3 requests: chat-1, chat-12, other$"
+    ):
         played(CHATS, request=text)
 
 
