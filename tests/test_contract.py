@@ -29,8 +29,6 @@ def public_names() -> dict[str, list[str]]:
     attributes = [
         *semconv.COMMON,
         *semconv.RESOURCE,
-        *semconv.MINIMIZED,
-        *semconv.PART,
         *semconv.FINDING_FIELDS,
         *STEP_FIELDS,
     ]

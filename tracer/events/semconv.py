@@ -290,30 +290,6 @@ RESOURCE: tuple[Attribute, ...] = (
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 
-MINIMIZED_EVENTS = Attribute(
-    "kvtrail.minimized.events",
-    int,
-    "Events of the recording that this history was cut from; most of them are not here.",
-)
-MINIMIZED_REQUESTS = Attribute("kvtrail.minimized.requests", int, "Requests of that recording.")
-MINIMIZED_RULE = Attribute(
-    "kvtrail.minimized.rule",
-    str,
-    "The rule with the finding that was kept; what else the recording showed may be lost.",
-)
-MINIMIZED: tuple[Attribute, ...] = (MINIMIZED_EVENTS, MINIMIZED_REQUESTS, MINIMIZED_RULE)
-"""Resource attributes that `kvtrail minimize` adds: nobody may take what it writes for a whole recording."""
-
-PART_REQUEST = Attribute(
-    "kvtrail.part.request",
-    str,
-    "The engine's id of the request that the part is about. Spans of other requests are in it as evidence only.",
-)
-PART_ENGINE = Attribute("kvtrail.part.engine", str, "The id of that request's engine.")
-PART: tuple[Attribute, ...] = (PART_REQUEST, PART_ENGINE)
-"""Resource attributes of a part of a recording that is about one request, as its page gives it away: nobody may take it for
-a whole recording."""
-
 FINDING_EVENT = "kv.finding"
 """The event's name of a log record that tells of a finding."""
 FINDINGS_SCOPE = "kvtrail.findings"

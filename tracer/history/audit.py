@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history.offline import OfflineDetector, Tally, TooLate
 from kvtrail.tracer.history.savings import RecordedSavings, Saved
@@ -29,8 +28,6 @@ from kvtrail.tracer.model.outcomes import Impact
 from kvtrail.tracer.model.words import count, some
 from kvtrail.tracer.rules.rule import Rule
 
-REMEMBERED_FOREIGN = 100_000
-"""Foreign spans remembered, to count one that is there twice once."""
 NAMED = 3
 """Engines or requests that a reason names."""
 SETTLE_EVERY = 10_000
@@ -296,7 +293,6 @@ class _Auditor:
         )
         self._resources: dict[Any, Mapping[str, Any]] = {}
         """By recorder."""
-        self._foreign = BoundedDict[tuple[str, str], None](REMEMBERED_FOREIGN)
 
     def enter(self, batch: Decoded, path: Path, resources: Iterable[Mapping[str, Any]]) -> None:
         """Judge what was decoded, from these recorders."""
@@ -322,13 +318,7 @@ class _Auditor:
         result.unknown_spans.update(batch.unknown_spans)
         result.unknown_attributes.update(batch.unknown_attributes)
         result.unreadable += [(str(path), 0, str(malformed)) for malformed in batch.malformed]
-        for span in batch.foreign:
-            key = (span.trace_id, span.span_id)
-            if key in self._foreign:
-                result.repeated += 1
-            else:
-                result.foreign += 1
-                self._foreign[key] = None
+        result.foreign += len(batch.foreign)
 
     def concluded(self) -> Audit:
         """The result, after the last event."""

@@ -66,10 +66,8 @@ class _Detector(Detector):
     def __init__(
         self, rules: Sequence[Rule] | None, forgotten: Container[int], savings: RecordedSavings | None
     ) -> None:
-        if savings is None:
-            super().__init__(rules=rules)
-        else:
-            super().__init__(rules=rules, on_fact=savings.sum_up, on_causes=savings.explain, on_reset=savings.reset)
+        listeners = {} if savings is None else savings.listeners
+        super().__init__(rules=rules, **listeners)
         self._forgotten = forgotten
 
     def _open_account(self, key: Key) -> Account:

@@ -24,7 +24,8 @@ NUMBERS = (
     "waited_ns", "recomputed", "refused", "looked_at", "wrong_blocks", "outcome", "error", "missing",
 )  # fmt: skip
 """The fields of an account that a step can change and that are shown; the others name the request and its times."""
-_UNKNOWN = Account("", "").as_dict()
+BLANK = Account("", "").as_dict()
+"""The fields of an account of which nothing is known."""
 MAX_NAMED = 5
 """Requests that an error message lists; the rest are counted."""
 
@@ -62,7 +63,7 @@ class Step:
         """The fields of the account that the event changed: their values before and after."""
         if self.after is None:
             return {}
-        before = self.before or _UNKNOWN
+        before = self.before or BLANK
         return {name: (before[name], self.after[name]) for name in NUMBERS if before[name] != self.after[name]}
 
 
@@ -131,7 +132,6 @@ class Player:
         self.following = None if request is None else self._named(request)
         followed = None if self.following is None else [index for key in self.following for index in self.requests[key]]
         self._shown: Sequence[int] = range(len(self.events)) if followed is None else sorted(followed)
-        self._marked = sorted(self.judged.found.keys() & self._shown)
 
     def __len__(self) -> int:
         """How many steps are shown."""
@@ -145,7 +145,7 @@ class Player:
     @property
     def findings(self) -> list[Finding]:
         """The findings of the steps shown, in order."""
-        return [f for index in self._marked for f in self.judged.found.get(index, ())] + list(self.late)
+        return [f for index in self._shown for f in self.judged.found.get(index, ())] + list(self.late)
 
     def steps(self) -> Iterator[Step]:
         """All steps shown, in order."""

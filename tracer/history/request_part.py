@@ -44,5 +44,4 @@ def _marked(resource: Mapping[str, Any], about: RequestKey) -> Mapping[str, Any]
     the whole, must not be taken for those of one stream."""
     digest = blake2b("\0".join(about).encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
     recorder = f"{resource.get(semconv.RECORDER_ID.key)}~{digest}"
-    marks = {semconv.PART_ENGINE.key: about[0], semconv.PART_REQUEST.key: about[1], semconv.SAMPLED_ONLY.key: True}
-    return {**resource, **marks, semconv.RECORDER_ID.key: recorder}
+    return {**resource, semconv.SAMPLED_ONLY.key: True, semconv.RECORDER_ID.key: recorder}

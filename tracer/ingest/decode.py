@@ -24,7 +24,7 @@ from kvtrail.tracer.ingest import steps
 
 _KNOWN = {name: frozenset(field.encode_name for field in fields(cls)) for name, cls in CLASSES.items()}
 _COMMON = frozenset(field.encode_name for field in fields(Unfamiliar))
-_RESOURCE = frozenset(a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED, *semconv.PART))
+_RESOURCE = frozenset(a.key for a in semconv.RESOURCE)
 _NAMESPACE = f"{semconv.SCOPE}."
 _OUTCOME = KEYS["outcome"]
 _ENGINE, _RECORDER = semconv.ENGINE_ID.key, semconv.RECORDER_ID.key

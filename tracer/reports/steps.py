@@ -10,8 +10,7 @@ from click import style
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.history import History
-from kvtrail.tracer.history.player import Player, Step, at_ns
-from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.history.player import BLANK, Player, Step, at_ns
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Verdict, clock, day
 from kvtrail.tracer.reports.findings import finding_text
@@ -19,7 +18,6 @@ from kvtrail.tracer.reports.terminal import plain, wrapped
 
 NAMES = {"epoch": "preemptions", "waited_ns": "waited for KV", "looked_at": "blocks checked"}
 """Numbers with other names on the pages than those of their fields."""
-_BLANK = Account("", "").as_dict()
 _GAP = 2
 
 
@@ -122,9 +120,9 @@ def _recorded_by(event: Event, *, name_connector: bool) -> str:
 def _changes(step: Step) -> list[str]:
     """What the step changed in the account: `computed 48 -> 336`, or `computed 48` if it was unknown before. The error is
     left out, since the event says it."""
-    before, after = step.before or _BLANK, step.after or _BLANK
+    before, after = step.before or BLANK, step.after or BLANK
     return [
-        f"{_name(name)} {_number(after, name)}" if old in (None, _BLANK[name]) else
+        f"{_name(name)} {_number(after, name)}" if old in (None, BLANK[name]) else
         f"{_name(name)} {_number(before, name)} -> {_number(after, name)}"
         for name, (old, new) in step.changed.items()
         if name != "error" and not _is_redundant(name, new)

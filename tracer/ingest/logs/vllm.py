@@ -1,4 +1,4 @@
-"""vLLM's own lines about a request's KV: lookups, transfers, leases, preemptions, statistics of a prefill.
+"""vLLM's own lines about a request's KV: transfers, leases, preemptions, statistics of a prefill.
 
 The formats are those of `v1/core/sched/scheduler.py`, V0's `core/scheduler.py`, `v1/metrics`, and of the connectors that come
 with vLLM 0.32. V1's scheduler prints no preemption.
@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 
 from kvtrail.tracer.events.semconv import Kind
-from kvtrail.tracer.ingest.logs.line_patterns import ID_STOPS, NUMBER, Reading, Role, always, numbers, pattern_of
+from kvtrail.tracer.ingest.logs.line_patterns import ID_STOPS, NUMBER, Reading, Role, always, pattern_of
 
 _ID = rf"(?P<request>[^{ID_STOPS}]*[^{ID_STOPS}.;])"
-_ID_COLON = rf"(?P<request>[^{ID_STOPS}:]*[^{ID_STOPS}:.;])"
 
 
 def _prompt_tokens(match: re.Match[str]) -> Reading:
@@ -24,27 +23,12 @@ def _prompt_tokens(match: re.Match[str]) -> Reading:
     return Reading(Role.EVENT, None, Kind.STATS, fields)
 
 
-def _offloading(match: re.Match[str]) -> Reading:
-    """The length of the request is not printed."""
-    fields = {"matched": sum(numbers(match, "hit", "computed"))}
-    return Reading(Role.EVENT, match["request"], Kind.RANK_LOOKUP, fields, "OffloadingConnector")
-
-
-def _hf3fs(match: re.Match[str]) -> Reading:
-    """How many tokens were computed is not printed."""
-    matched, total = numbers(match, "matched", "total")
-    fields = {"total": total, "matched": matched}
-    return Reading(Role.EVENT, match["request"], Kind.RANK_LOOKUP, fields, "HF3FSKVConnector")
-
-
-def _mooncake_alloc(match: re.Match[str]) -> Reading:
-    (allocated,) = numbers(match, "count")
-    return Reading(Role.EVENT, match["request"], Kind.ALLOC, {"allocated": allocated}, match["connector"])
-
-
 def _skipped_load(match: re.Match[str]) -> Reading:
-    (expected,) = numbers(match, "count")
-    fields = {"start": 0, "count": 0, "expected": expected}  # the vocabulary demands a place, and the log has none
+    fields = {
+        "start": 0,
+        "count": 0,
+        "expected": int(match["count"]),
+    }  # the vocabulary demands a place, and the log has none
     return Reading(
         Role.EVENT, match["request"], Kind.LOAD, fields, connector="SimpleCPUOffloadConnector", error=match[0]
     )
@@ -82,27 +66,10 @@ VLLM = (
         always(Role.EVENT, Kind.READ),
     ),
     pattern_of(
-        " offloaded tokens after ",
-        rf"Request {_ID} hit (?P<hit>{NUMBER}) offloaded tokens after (?P<computed>{NUMBER}) GPU hit tokens",
-        _offloading,
-    ),
-    pattern_of(
         "no pending",
         rf"update_state_after_alloc called for req_id={_ID} with num_external_tokens=(?P<count>{NUMBER}) but no"
         r" pending CPU hit",
         _skipped_load,
-    ),
-    pattern_of(
-        "Token matching for ",
-        rf"Token matching for {_ID_COLON}: (?P<matched>{NUMBER}) matched \({NUMBER} blocks\), {NUMBER} new"
-        rf" hits, prompt len (?P<total>{NUMBER})",
-        _hf3fs,
-    ),
-    pattern_of(
-        "update_state_after_alloc",
-        rf"(?P<connector>\w{{1,40}}Connector) update_state_after_alloc: req_id={_ID}"
-        rf" num_external_tokens=(?P<count>{NUMBER})",
-        _mooncake_alloc,
     ),
     pattern_of("PromptTokenStats(", r"PromptTokenStats\([^\n]*", _prompt_tokens),
 )
