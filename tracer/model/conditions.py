@@ -80,13 +80,7 @@ def parsed(text: str) -> tuple[Condition, ...]:
         BadCondition: one of them is none.
     """
     parts = [part for part in _AND.split(text) if part.strip()]
-    conditions = tuple(map(_condition, parts))
-    said: set[tuple[str, str]] = set()
-    for each in conditions:
-        if (each.name, each.operator) in said:
-            raise BadCondition(f"{each.name!r} is compared with {each.operator} twice")
-        said.add((each.name, each.operator))
-    return conditions
+    return tuple(map(_condition, parts))
 
 
 def _condition(text: str) -> Condition:
