@@ -104,7 +104,6 @@ class Player:
         events: all events of the history, in order.
         judged: the judgements of the rules about them.
         requests: the indices of each request's events, in order; the requests are ordered by their first event.
-        begin_ns: when the history begins, Unix nanoseconds.
         engine_names: the engines' names for people, by id.
         following: the requests shown; None for all.
     """
@@ -128,7 +127,6 @@ class Player:
             if event.request is not None:
                 self.requests.setdefault((event.engine, event.request), []).append(index)
         self.engine_names = history.engine_names()
-        self.begin_ns = min(event.start_ns for event in self.events)
         self.following = None if request is None else self._named(request)
         followed = None if self.following is None else [index for key in self.following for index in self.requests[key]]
         self._shown: Sequence[int] = range(len(self.events)) if followed is None else sorted(followed)

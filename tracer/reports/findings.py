@@ -104,7 +104,7 @@ def _heading(finding: Finding, requests: int, columns: int | None) -> str:
 def _title(finding: Finding, columns: int | None) -> list[str]:
     mark = f"[could: {finding.severity}]"
     lines = wrapped(f"{finding.rule} {mark} {finding.title}", columns, rest="  ")
-    lines[0] = lines[0].replace(mark, _severity(finding.severity, mark), 1)
+    lines[0] = lines[0].replace(mark, style(mark, fg=COLORS[finding.severity], bold=True), 1)
     lines[0] = lines[0].replace(finding.rule, style(finding.rule, bold=True), 1)
     return lines
 
@@ -201,10 +201,6 @@ def _handed_over(result: Audit, giver: str, taker: str, flow: Flow) -> str:
     )
     to = f"to {result.engine_name(taker)}" if taker else "that no request here takes"
     return f"{result.engine_name(giver)} gave {words.some(flow.handoffs, 'hand-off')} {to}{': ' if ends else ''}{ends}."
-
-
-def _severity(severity: Severity, text: str | None = None) -> str:
-    return style(text or severity, fg=COLORS[severity], bold=True)
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:

@@ -47,7 +47,7 @@ def lines(player: Player, *, columns: int | None) -> Iterator[str]:
             gap = words.some(step.gap, "event")
             yield style(f"{'':{digits}}  ... {gap} of {plain(event.request or '')} missing here", fg="yellow")
         about = plain(event.request or words.NOTHING)
-        where = f"{plain(_engine(player, event))}  " if engines > 1 else ""
+        where = f"{plain(player.engine_names.get(event.engine, event.engine))}  " if engines > 1 else ""
         by = _recorded_by(event, name_connector=several_connectors)
         what = words.kind(event.kind) + (f" ({by})" if by else "")
         account = "; ".join(_changes(step))
@@ -61,7 +61,7 @@ def lines(player: Player, *, columns: int | None) -> Iterator[str]:
 
 def _what_was_read(player: Player) -> Iterator[str]:
     events = player.events
-    begin_ns, end_ns = player.begin_ns, max(e.end_ns for e in events)
+    begin_ns, end_ns = min(e.start_ns for e in events), max(e.end_ns for e in events)
     engines = len({event.engine for event in events})
     until = clock(end_ns) if day(begin_ns) == day(end_ns) else f"{day(end_ns)} {clock(end_ns)}"
     yield (
@@ -89,11 +89,6 @@ def left_out(history: History) -> Iterator[str]:
         yield f"{words.some(len(history.foreign), 'span')} of other services left out."
     if history.repeated:
         yield f"{words.some(history.repeated, 'repeated span')} counted once."
-
-
-def _engine(player: Player, event: Event) -> str:
-    """The name of an event's engine for people."""
-    return player.engine_names.get(event.engine, event.engine)
 
 
 def _described(event: Event) -> str:

@@ -46,7 +46,7 @@ def test_the_sums_of_the_account_are_there_in_the_pages_words() -> None:
 def test_looks_at_blocks_are_steps_and_sums_of_the_account() -> None:
     output = lines("check loaded 8\ncheck held 12 wrong rot 5@96")
     assert output[5].endswith("(worker 0): 8 loaded blocks checked: all hold what was computed  [blocks checked 8]")
-    assert output[6].endswith("the others hold what was computed  [blocks checked 8 -> 20; wrong blocks 1]")
+    assert output[6].endswith("1 changed though nothing wrote to it  [blocks checked 8 -> 20; wrong blocks 1]")
 
 
 def test_findings_stand_where_they_are_made() -> None:
