@@ -134,5 +134,5 @@ class Part(Struct, frozen=True, gc=False):
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON-ready data, without what is empty."""
-        part = {"cause": self.cause.value, "tier": self.tier, "start": self.start, "tokens": self.tokens}
-        return part | to_builtins(self.detail)
+        detail: dict[str, Any] = to_builtins(self.detail)
+        return {"cause": self.cause.value, "tier": self.tier, "start": self.start, "tokens": self.tokens} | detail
