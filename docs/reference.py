@@ -21,7 +21,6 @@ from kvtrail.__main__ import GROUPS, main
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import CLASSES, FIELDS, STEP_FIELDS
-from kvtrail.tracer.events.parts import PART
 
 DOCS = Path(__file__).parent
 
@@ -106,10 +105,6 @@ def spans() -> str:
     parts = [
         f"## On every span\n\n{attributes(semconv.COMMON)}\n",
         f"## On the resource\n\n{attributes(semconv.RESOURCE)}\n",
-        "## On the resource of a minimized trace\n\n`kvtrail minimize` wrote it: a part of a recording, numbered again.\n\n"
-        f"{attributes(semconv.MINIMIZED)}\n",
-        "## On the resource of a downloaded request\n\nA part of a recording, from the page of a request. Numbers and"
-        f" recorder ids are its own.\n\n{attributes(PART)}\n",
     ]
     for kind, own in FIELDS.items():
         shown = (*own, *semconv.OF_ROOT) if kind in semconv.ROOTS else own

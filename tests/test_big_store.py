@@ -42,7 +42,7 @@ def test_its_rows_are_what_the_detector_makes_of_its_spans(path: Path) -> None:
     drifting = random.Random(1).sample([row for row in known if row["findings"]], 15)
     assert running
     for row in (*running, *drifting, *random.Random(2).sample(known, 30)):
-        events = [event for span in store.spans_of(row) if (event := decode.read(span)[0]) is not None]
+        events = [event for span in store.spans_of(row) if (event := decode.from_span(span)) is not None]
         detector = Detector(on_fact=lambda fact, account: account.phases.enter(fact))
         detector.feed(sorted(events, key=lambda event: event.request_sequence))
         key = (row["engine"], row["request"])

@@ -17,7 +17,6 @@ from kvtrail.__main__ import COMMANDS, main
 from kvtrail.connector.settings import Settings
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import FIELDS, STEP_FIELDS
-from kvtrail.tracer.events.parts import PART
 from kvtrail.tracer.rules import pages
 from kvtrail.tracer.store.sqlite.opening import SCHEMA_VERSION
 
@@ -27,7 +26,12 @@ LIST = Path(__file__).with_name("contract.json")
 
 def public_names() -> dict[str, list[str]]:
     """The names that users build on, by what they are of."""
-    attributes = [*semconv.COMMON, *semconv.RESOURCE, *semconv.MINIMIZED, *PART, *semconv.FINDING_FIELDS, *STEP_FIELDS]
+    attributes = [
+        *semconv.COMMON,
+        *semconv.RESOURCE,
+        *semconv.FINDING_FIELDS,
+        *STEP_FIELDS,
+    ]
     metrics = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     sources = (ROOT / "tracer" / "serve" / "api").glob("*.py")
     routes = [re.findall(r'@(api|app)\.get\(\s*"([^"]+)"', path.read_text(encoding="utf-8")) for path in sources]

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from fleet import DRIFTS, Engine
 
 from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.events.events import Unfamiliar
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model.findings import Verdict
@@ -30,9 +31,9 @@ def test_all_that_is_planted_is_found_and_nothing_else() -> None:
     for payload in payloads:
         spans = decoder.spans(payload.body)
         assert len(spans) == payload.spans
-        read = [decode.read(span) for span in spans]
-        assert not any(unknown for _, unknown in read)
-        detector.feed(event for event, _ in read if event is not None)
+        events = list(map(decode.from_span, spans))
+        assert not any(isinstance(event, Unfamiliar) for event in events)
+        detector.feed(event for event in events if event is not None)
     detector.settle()
     planted = {finding for payload in payloads for finding in payload.findings}
     found = {(finding.rule, finding.request) for held in detector.findings.values() for finding in held.values()}

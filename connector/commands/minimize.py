@@ -65,7 +65,7 @@ def minimize(
     --pytest, to a test of the connector.
 
     TRACE is what `kvtrail audit` reads; several are one history. Of several findings the worst is kept, and of those the
-    earliest, unless one is asked for. The result is not a recording but a part of one, and says so.
+    earliest, unless one is asked for. The result is not a recording but a part of one.
 
     Exit code 0: a smaller trace, or the test, was written; 1: there is no such finding, or it does not appear again; 2: a
     file or the connector cannot be used.
@@ -170,7 +170,7 @@ def _summary(result: Minimized, output: Path) -> Iterator[str]:
         f" {words.count(result.requests)} of {words.some(result.requests_before, 'request')};"
         f" found by judging {words.some(result.tries, 'candidate')}."
     )
-    yield "It is a part of a recording, renumbered, and every span says so; do not judge it together with the whole."
+    yield "It is a part of a recording, renumbered; do not judge it together with the whole."
     if output != STDOUT:
         yield f"Judge it with: kvtrail audit {output}"
 

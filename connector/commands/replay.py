@@ -13,9 +13,8 @@ import click
 from kvtrail.connector.commands.options import CONFIG, RECORDER, vllm_ready
 from kvtrail.tracer.commands.options import FORCE, INCONCLUSIVE, TRACES, output_option
 from kvtrail.tracer.history.history import History, load
-from kvtrail.tracer.history.player import NoSuchStep, Player
+from kvtrail.tracer.history.player import NothingToShow, Player
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.model import words
 from kvtrail.tracer.reports import output_file, steps, terminal
 
 _LINES_AT_ONCE = 256
@@ -25,13 +24,7 @@ RECORDED = "recorded"
 
 @click.command()
 @TRACES
-@click.option(
-    "--request", metavar="ID", help="Show this request only: its id, the external one, or the beginning of either."
-)
-@click.option(
-    "--step", type=int, metavar="N", help="Show this step in full, with its request's account and its findings."
-)
-@click.option("--finding", type=int, metavar="N", help="Show in full the step with the Nth finding.")
+@click.option("--request", metavar="ID", help="Show this request only; the engine's id or the caller's.")
 @click.option(
     "--json",
     "as_json",
@@ -54,8 +47,6 @@ def replay(
     context: click.Context,
     traces: tuple[Path, ...],
     request: str | None,
-    step: int | None,
-    finding: int | None,
     as_json: bool,
     against: str | None,
     config: dict[str, Any] | None,
@@ -65,8 +56,7 @@ def replay(
 ) -> None:
     """Print the steps of trace files, read together as one history: each event, and what it changed in its request's account.
 
-    A TRACE may also be the log of a vLLM server with LMCache. Findings appear at the step that shows them. --step and
-    --finding show one step in full.
+    A TRACE may also be the log of a vLLM server with LMCache. Findings appear at the step that shows them.
 
     With --against the history is not shown: its load is driven again on vLLM's real scheduler, with the recorded connector
     (--against recorded), or with another one or another version of it: a name that vLLM knows, or module:Class for one of
@@ -80,49 +70,29 @@ def replay(
 
     Example: kvtrail replay trace.jsonl --request chatcmpl-7 | less
 
-    Example: kvtrail replay trace.jsonl --finding 1
-
     Example: kvtrail replay trace.jsonl --against recorded
 
     Example: kvtrail replay trace.jsonl --against LMCacheConnectorV1
     """
     drives = against is not None
-    if step is not None and finding is not None:
-        raise click.UsageError("--step and --finding exclude each other")
-    if drives and any(each is not None for each in (request, step, finding)):
-        raise click.UsageError("--against drives the whole history; --request, --step and --finding show a part of it")
+    if drives and request is not None:
+        raise click.UsageError("--against drives the whole history; --request shows a part of it")
     if not drives and (as_json or any(each is not None for each in (config, recorder, output))):
         raise click.UsageError("--config, --recorder, --output and --json go with --against")
     if output is not None:
         output_file.check(output, sources=traces, force=force)
     if drives:
         vllm_ready("kvtrail replay --against")
-    with output_file.or_exit(output, NoSuchStep, doing="the replay"):
+    with output_file.or_exit(output, NothingToShow, doing="the replay"):
         with terminal.reading(traces):
             history = load(traces)
         if against is not None:
             code = _drive_again(history, against, config, recorder, output, as_json)
         else:
             player = Player(history, request=request)
-            if step is None and finding is None:
-                _print(steps.lines(player, columns=terminal.width()))
-            else:
-                number = _step_of_finding(player, finding) if step is None else step
-                _print(steps.in_full(player, number, columns=terminal.width()))
+            _print(steps.lines(player, columns=terminal.width()))
             code = 1 if player.findings else 0
     context.exit(code)
-
-
-def _step_of_finding(player: Player, place: int | None) -> int:
-    """The number of the step that has this finding, counted from 1.
-
-    Raises:
-        NoSuchStep: there are fewer.
-    """
-    numbers = player.steps_of_findings
-    if place is None or not 1 <= place <= len(numbers):
-        raise NoSuchStep(f"there is no finding {place}; {words.some(len(numbers), 'finding')} in what is shown")
-    return numbers[place - 1]
 
 
 def _print(lines: Iterable[str]) -> None:

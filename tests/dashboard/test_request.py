@@ -265,8 +265,8 @@ def test_the_page_says_what_was_found_of_the_bytes_of_blocks() -> None:
     compared = timeline_of(f"L 300 c0 h256 -> 256\nA 256\nS 256+44\n{looks}\nend")
     assert [row["Says"] for row in account.step_rows(compared) if row["Kind"] == "block check"] == [
         "8 loaded blocks checked: all hold what was computed",
-        "12 checks of held blocks: 1 changed though nothing wrote to it, 2 unknown, as their reference is not known, the"
-        " others hold what was computed; vLLM recomputes the wrong ones",
+        "12 held blocks checked: 1 changed though nothing wrote to it, 2 unknown, as their reference is not known; vLLM"
+        " recomputes the wrong ones",
     ]
     assert "20 blocks checked, 1 wrong" in account.facts(compared["request"])
     rows = {row["name"]: row["value"] for row in replay.changes(compared, step=len(compared["steps"]))}

@@ -65,7 +65,7 @@ def test_the_audit_begins_with_the_assertion(dying_demo: DyingDemo, columns: int
 
 
 def test_the_replay_shows_the_cause_of_the_death(dying_demo: DyingDemo) -> None:
-    replay = [sys.executable, "-m", "kvtrail", "replay", str(dying_demo.trace), "--finding", "1"]
+    replay = [sys.executable, "-m", "kvtrail", "replay", str(dying_demo.trace)]
     result = subprocess.run(replay, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "answered 256, cached" in result.stdout

@@ -126,7 +126,7 @@ def audit(
     """Judge trace files from kvtrail or an OpenTelemetry Collector together, and explain every finding.
 
     A FILE may be compressed with gzip or zstd; docs/logs-and-traces.md says what is read. It may also be the log of a
-    vLLM server with LMCache: what the log shows is judged and summarized, the rest is unknown.
+    vLLM server with LMCache: what the log shows is judged, the rest is unknown; `kvtrail replay` prints it step by step.
 
     With --store, what a tracer has stored is judged again, by the rules of today.
 
@@ -177,8 +177,6 @@ def audit(
         else:
             text = findings.as_text(result, columns=terminal.width(), everything=everything)
     terminal.echo(text)
-    if result.stories and not as_json:
-        terminal.echo("\n" + "\n".join(["What the log shows:", "", *result.stories]).rstrip())
     context.exit(1 if result.drift else INCONCLUSIVE if result.inconclusive else 0)
 
 
@@ -244,7 +242,7 @@ def _export(
             file.writelines(otlp_json.spans_to_json_lines(spans))
     for name, line, reason in history.unreadable:
         click.echo(terminal.plain(f"not read: {name}:{line}: {reason}"), err=True)
-    for name, number in {**history.unknown, **history.unknown_attributes}.items():
+    for name, number in history.unknown.items():
         click.echo(
             terminal.plain(f"not understood: {name}, {words.ending(number)}: a newer kvtrail wrote it"), err=True
         )

@@ -1140,17 +1140,3 @@ class Unfamiliar(Event, kw_only=True, gc=False):
 
     def numbers(self) -> dict[str, Any]:
         return {}
-
-
-RETIRED = frozenset({"kv.lock", "kv.unlock", "kv.pool", "kv.index"})
-"""Names of spans that an earlier kvtrail read, and that no recorder of it wrote."""
-
-
-@final
-class Retired(Event, kw_only=True, gc=False):
-    """Stands for an event with such a name: it has its numbers, so that none is missing, and changes nothing."""
-
-    kind = "kv.retired"  # type: ignore[assignment]  # as for `Unfamiliar`
-
-    def numbers(self) -> dict[str, Any]:
-        return {}

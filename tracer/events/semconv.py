@@ -290,20 +290,6 @@ RESOURCE: tuple[Attribute, ...] = (
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 
-MINIMIZED_EVENTS = Attribute(
-    "kvtrail.minimized.events",
-    int,
-    "Events of the recording that this history was cut from; most of them are not here.",
-)
-MINIMIZED_REQUESTS = Attribute("kvtrail.minimized.requests", int, "Requests of that recording.")
-MINIMIZED_RULE = Attribute(
-    "kvtrail.minimized.rule",
-    str,
-    "The rule with the finding that was kept; what else the recording showed may be lost.",
-)
-MINIMIZED: tuple[Attribute, ...] = (MINIMIZED_EVENTS, MINIMIZED_REQUESTS, MINIMIZED_RULE)
-"""Resource attributes that `kvtrail minimize` adds: nobody may take what it writes for a whole recording."""
-
 FINDING_EVENT = "kv.finding"
 """The event's name of a log record that tells of a finding."""
 FINDINGS_SCOPE = "kvtrail.findings"

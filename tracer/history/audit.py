@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvtrail.tracer.detect.detector import GRACE_NS
-from kvtrail.tracer.detect.tracked import Key as RequestKey
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.spans import Span
-from kvtrail.tracer.history.offline import OfflineDetector, TooLate
-from kvtrail.tracer.history.request_part import Parts
+from kvtrail.tracer.history.offline import OfflineDetector, Tally, TooLate
 from kvtrail.tracer.history.savings import RecordedSavings, Saved
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import LogReader, readers
@@ -31,8 +28,6 @@ from kvtrail.tracer.model.outcomes import Impact
 from kvtrail.tracer.model.words import count, some
 from kvtrail.tracer.rules.rule import Rule
 
-REMEMBERED_FOREIGN = 100_000
-"""Foreign spans remembered, to count one that is there twice once."""
 NAMED = 3
 """Engines or requests that a reason names."""
 SETTLE_EVERY = 10_000
@@ -43,15 +38,14 @@ MOST_IN_A_LOG = 20_000
 T = TypeVar("T", Unknown, tuple[str, Unknown])
 
 
-@dataclass(slots=True)
-class Audit:
+@dataclass(slots=True, kw_only=True)
+class Audit(Tally):
     """The result of an audit.
 
     Attributes:
         findings: worst severity first, then by time.
-        verdicts: how many requests have each verdict.
         checks: how often each rule gave each verdict.
-        spans, events, foreign: what was read; `repeated` spans were read twice and count once.
+        foreign: spans that no kvtrail recorder wrote.
         unknown_spans, unknown_attributes: what a newer kvtrail wrote and this one does not know, and how many of each name.
         engine_names: the engines' names for people, by id.
         missing: events that the numbers say are missing.
@@ -60,28 +54,17 @@ class Audit:
         handoffs: what engines have handed over, by the one that gives and the one that takes.
         did: what each finding did, by its id.
         request_outcomes: the outcomes of the requests with findings, by engine and request, in words.
-        stories: what the logs among the files say about their requests, in words.
-        lookups, hits: lookups, and those that the connector answered with tokens.
-        reasons: how many requests are unknown for each reason.
-        unfinished: engine and id of those that had not ended.
+        logs: of each log among the files, how many of its lines were read, in a sentence.
         silent, joined_late: engines without an end record, or without their first events.
-        probes_off: connectors with a probe that failed and was switched off.
         unjudged: rules that could never decide, by the reason; of a rule with several, the most frequent.
         asked: the rules that were asked for.
-        explained: of the requests that were asked about, by engine and id, why their tokens were reused or computed.
-        recorded: requests, by engine and id, with only a part read that does not decide by itself: their findings are those
-            that their tracer recorded.
         saved: if it was asked for, what each connector of each engine saved; without what is there of single requests only.
     """
 
     findings: list[Finding] = field(default_factory=list)
     handoffs: list[tuple[tuple[str, str], Flow]] = field(default_factory=list)
-    verdicts: Counter[Verdict] = field(default_factory=Counter)
     checks: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
-    spans: int = 0
-    events: int = 0
     foreign: int = 0
-    repeated: int = 0
     unknown_spans: Counter[str] = field(default_factory=Counter)
     unknown_attributes: Counter[str] = field(default_factory=Counter)
     engine_names: Mapping[str, str] = field(default_factory=dict)
@@ -90,18 +73,11 @@ class Audit:
     deaths: list[Death] = field(default_factory=list)
     did: dict[str, Impact] = field(default_factory=dict)
     request_outcomes: dict[tuple[str, str], str] = field(default_factory=dict)
-    stories: list[str] = field(default_factory=list)
-    lookups: int = 0
-    hits: int = 0
-    reasons: Counter[Unknown] = field(default_factory=Counter)
-    unfinished: Sequence[tuple[str, str]] = ()
+    logs: list[str] = field(default_factory=list)
     silent: Sequence[str] = ()
     joined_late: Sequence[str] = ()
-    probes_off: Sequence[str] = ()
     unjudged: dict[Unknown, list[str]] = field(default_factory=dict)
     asked: Sequence[str] = ()
-    explained: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=dict)
-    recorded: list[tuple[str, str]] = field(default_factory=list)
     saved: Sequence[Saved] = ()
 
     def engine_name(self, engine: str) -> str:
@@ -165,7 +141,7 @@ class Audit:
             )
         if self.probes_off:
             reasons.append(
-                f"The probe of {_some(self.probes_off)} failed and was switched off: the engine's log says why."
+                f"The probe of {_some(sorted(self.probes_off))} failed and was switched off: the engine's log says why."
             )
         return reasons
 
@@ -210,7 +186,6 @@ class Audit:
             ],
             "requests": {verdict.value: self.verdicts[verdict] for verdict in Verdict},
             "checks": [{"rule": r, "verdict": v.value, "count": n} for (r, v), n in sorted(self.checks.items())],
-            "spans": self.spans,
             "events": self.events,
             "lookups": self.lookups,
             "hits": self.hits,
@@ -220,8 +195,7 @@ class Audit:
             "unknown_spans": dict(sorted(self.unknown_spans.items())),
             "unknown_attributes": dict(sorted(self.unknown_attributes.items())),
             "unreadable": [{"file": f, "line": n, "reason": r} for f, n, r in self.unreadable],
-            "stories": self.stories,
-            "recorded": [{"engine": engine, "request": request} for engine, request in self.recorded],
+            "logs": self.logs,
         }
 
 
@@ -314,17 +288,16 @@ class _Auditor:
     def __init__(self, rules: Sequence[Rule] | None, why: str | None, savings: bool, patience_ns: int | None) -> None:
         self.result = Audit(asked=[rule.id for rule in rules or ()])
         self._savings = RecordedSavings() if savings else None
-        self._detector = OfflineDetector(rules=rules, patience_ns=patience_ns, why=why, savings=self._savings)
-        self._parts = Parts(rules, why)
+        self._detector = OfflineDetector(
+            rules=rules, patience_ns=patience_ns, why=why, savings=self._savings, tally=self.result
+        )
         self._resources: dict[Any, Mapping[str, Any]] = {}
         """By recorder."""
-        self._foreign = BoundedDict[tuple[str, str], None](REMEMBERED_FOREIGN)
 
     def enter(self, batch: Decoded, path: Path, resources: Iterable[Mapping[str, Any]]) -> None:
         """Judge what was decoded, from these recorders."""
-        here = {resource.get(semconv.RECORDER_ID.key): resource for resource in resources}
-        self._resources |= here
-        self._detector.feed(self._parts.take(batch.events, here))
+        self._resources |= {resource.get(semconv.RECORDER_ID.key): resource for resource in resources}
+        self._detector.feed(batch.events)
         self._count(batch, path)
 
     def enter_log(self, log: LogReader) -> None:
@@ -337,23 +310,15 @@ class _Auditor:
             self._detector.settle()
             self._detector.forget_idle(log.engine, MOST_IN_A_LOG)
             self._count(batch, log.path)
-        self.result.stories += [*log.timelines.digest(), log.summary]
+        self.result.logs.append(log.summary)
         self.result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
 
     def _count(self, batch: Decoded, path: Path) -> None:
         result = self.result
-        unknown = sum(batch.unknown_spans.values()) - batch.stand_ins
-        result.spans += len(batch.events) + len(batch.foreign) + len(batch.malformed) + unknown
         result.unknown_spans.update(batch.unknown_spans)
         result.unknown_attributes.update(batch.unknown_attributes)
         result.unreadable += [(str(path), 0, str(malformed)) for malformed in batch.malformed]
-        for span in batch.foreign:
-            key = (span.trace_id, span.span_id)
-            if key in self._foreign:
-                result.repeated += 1
-            else:
-                result.foreign += 1
-                self._foreign[key] = None
+        result.foreign += len(batch.foreign)
 
     def concluded(self) -> Audit:
         """The result, after the last event."""
@@ -363,55 +328,21 @@ class _Auditor:
         result.deaths, result.handoffs = detector.deaths, detector.handoffs
         result.silent, result.joined_late = detector.silent, detector.joined_late
         result.saved = self._savings.saved(self._resources.values()) if self._savings else ()
-        findings: dict[str, Finding] = {}
-        accounts: dict[RequestKey, tuple[str, str | None, str | None]] = {}
-        undecided: Counter[tuple[str, Unknown]] = Counter()
-        probes_off: set[str] = set()
-        unfinished: list[RequestKey] = []
-        # A part says nothing about the engine: neither whether it ended, nor whether it was recorded from its start.
-        for judged, recorded in [(detector, None), *self._parts.closed()]:
-            result.events += judged.events
-            result.repeated += judged.repeated
-            result.lookups += judged.lookups
-            result.hits += judged.hits
-            result.checks += judged.checks
-            result.explained |= judged.explained
-            undecided += judged.undecided
-            accounts |= judged.outcomes
-            probes_off |= judged.probes_off
-            if recorded is None:
-                findings |= judged.findings
-                result.verdicts += judged.verdicts
-                result.reasons += judged.reasons
-                result.missing += judged.missing
-                unfinished += judged.unfinished
-                continue
-            assert judged.about is not None
-            findings |= {finding.id: finding for finding in recorded.findings}
-            result.verdicts[recorded.verdict] += 1
-            result.missing += recorded.missing
-            result.recorded.append(judged.about)
-            if recorded.unknown is not None:
-                result.reasons[recorded.unknown] += 1
-            if recorded.unknown is Unknown.OPEN:
-                unfinished.append(judged.about)
-        result.findings = by_weight(findings.values())
-        result.unfinished = sorted(unfinished)
-        result.did = dict(_did(result, accounts))
-        result.request_outcomes = {key: described(*account) for key, account in accounts.items()}
-        result.probes_off = sorted(probes_off)
-        result.unjudged = _unjudged(undecided, result.checks)
+        result.checks, result.missing = detector.detector.verdicts, detector.detector.missing
+        result.findings = by_weight(detector.findings.values())
+        result.unfinished.sort()
+        result.did = dict(_did(result))
+        result.request_outcomes = {key: described(*account) for key, account in result.outcomes.items()}
+        result.unjudged = _unjudged(detector.detector.unknown, result.checks)
         return result
 
 
-def _did(
-    result: Audit, accounts: Mapping[RequestKey, tuple[str, str | None, str | None]]
-) -> Iterator[tuple[str, Impact]]:
-    """The impact of each finding, by its id. `accounts` has how the requests with findings ended."""
+def _did(result: Audit) -> Iterator[tuple[str, Impact]]:
+    """The impact of each finding, by its id."""
     died = {death.engine for death in result.deaths}
     causes = {death.cause.id for death in result.deaths if death.cause is not None}
     for finding in result.findings:
-        account = accounts.get((finding.engine, finding.request))
+        account = result.outcomes.get((finding.engine, finding.request))
         state = EngineState.DIED if finding.engine in died else EngineState.RUNNING
         outcome = None if account is None else outcome_of(account[0], account[1], state)
         is_cause = finding.id in causes

@@ -31,7 +31,6 @@ class History:
         foreign: spans that no kvtrail recorder wrote, by time.
         repeated: spans that occurred again, and are counted once.
         unknown: spans in kvtrail's scope with names that this version does not know, and how many of each name.
-        unknown_attributes: kvtrail's attributes that this version does not know, and how many of each name.
         unreadable: (file, line, reason) of what could not be read; line 0 if a span or a whole file is at fault.
     """
 
@@ -39,7 +38,6 @@ class History:
     foreign: tuple[Span, ...] = ()
     repeated: int = 0
     unknown: Mapping[str, int] = field(default_factory=dict)
-    unknown_attributes: Mapping[str, int] = field(default_factory=dict)
     unreadable: tuple[tuple[str, int, str], ...] = ()
 
     @property
@@ -75,7 +73,6 @@ def of_spans(spans: Iterable[tuple[str, Span]]) -> History:
     moments: dict[tuple[str, str], Moment] = {}
     foreign: dict[tuple[str, str], Span] = {}
     unknown: Counter[str] = Counter()
-    unknown_attributes: Counter[str] = Counter()
     unreadable: list[tuple[str, int, str]] = []
     repeated = 0
     for file, span in spans:
@@ -84,26 +81,21 @@ def of_spans(spans: Iterable[tuple[str, Span]]) -> History:
             repeated += 1
             continue
         try:
-            event, unfamiliar = decode.read(span)
+            event = decode.from_span(span)
         except decode.MalformedSpan as malformed:
             unreadable.append((file, 0, str(malformed)))
             continue
         if event is not None and not isinstance(event, Unfamiliar):
             moments[key] = (event, span)
-            unknown_attributes.update(decode.unknown_attributes(span))
-        elif span.name in CLASSES and decode.is_ours(span):
-            unknown_attributes.update(unfamiliar)
-        elif decode.is_ours(span):
-            if span.name != ENGINE_SPAN:
-                unknown[span.name] += 1
-        else:
+        elif not decode.is_ours(span):
             foreign[key] = span
+        elif span.name != ENGINE_SPAN and span.name not in CLASSES:
+            unknown[span.name] += 1
     return History(
         moments=tuple(in_order(moments.values())),
         foreign=tuple(sorted(foreign.values(), key=lambda s: (s.start_ns, s.end_ns, s.span_id))),
         repeated=repeated,
         unknown=dict(sorted(unknown.items())),
-        unknown_attributes=dict(sorted(unknown_attributes.items())),
         unreadable=tuple(unreadable),
     )
 

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from msgspec.structs import replace
-
-from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.history.history import History, Moment
 from kvtrail.tracer.history.judging import findings_of
@@ -44,8 +40,7 @@ class Minimized:
     """A history reduced to one finding.
 
     Attributes:
-        history: renumbered and complete in itself, with resource attributes that say what it is a part of. Spans that no
-            kvtrail recorder wrote are left out.
+        history: renumbered and complete in itself. Spans that no kvtrail recorder wrote are left out.
         finding: the finding as this history shows it: the recording's, except for how often it was repeated.
         lost: findings of the recording that this history does not show, worst and earliest first.
         events_before, events: events of the recording, and of this history.
@@ -98,7 +93,7 @@ def minimize(
         moments = tuple(search.moments(kept))
         shown = findings_of([event for event, _ in moments])
     return Minimized(
-        history=History(moments=tuple(_marked(moments, chosen.rule, history))),
+        history=History(moments=moments),
         finding=shown[chosen.id],
         lost=tuple(f for f in by_weight(found.values()) if f.id not in shown),
         events_before=len(history.moments),
@@ -120,19 +115,6 @@ def _choose(found: Mapping[str, Finding], *, finding: str | None, rule: str | No
     asked = {"id": finding, "rule": rule, "request": request}
     like = ", ".join(f"{what} {name}" for what, name in asked.items() if name is not None)
     raise NoFinding(f"none of the {len(ordered)} findings has {like}", ordered)
-
-
-def _marked(moments: Iterable[Moment], rule: str, recording: History) -> Iterator[Moment]:
-    """The moments with resources that say which recording they are a part of. A part of a part is a part of the whole."""
-    known: dict[int, Mapping[str, Any]] = {}
-    size = {
-        semconv.MINIMIZED_EVENTS.key: len(recording.moments),
-        semconv.MINIMIZED_REQUESTS.key: _requests(recording.moments),
-    }
-    for event, span in moments:
-        if id(span.resource) not in known:
-            known[id(span.resource)] = {**size, **span.resource, semconv.MINIMIZED_RULE.key: rule}
-        yield event, replace(span, resource=known[id(span.resource)])
 
 
 def _requests(moments: Iterable[Moment]) -> int:
@@ -214,18 +196,13 @@ class _Search:
         return left
 
     def _witnesses(self) -> list[int]:
-        """The finding's witness. Span ids are unique in a trace only: of two, the one in the finding's request is meant."""
-        finding = self._finding
-        named: dict[tuple[str, str, int], list[int]] = {(w.span_id, w.kind, w.at_ns): [] for w in finding.witness}
-        for index, event in enumerate(self._events):
-            if (same := named.get((event.span_id, event.kind, event.start_ns))) is not None:
-                same.append(index)
-
-        def elsewhere(index: int) -> tuple[bool, bool]:
-            event = self._events[index]
-            return event.engine != finding.engine, (event.request or "") != finding.request
-
-        return [min(same, key=elsewhere) for same in named.values()]
+        """The events of the finding's witness."""
+        named = {(w.span_id, w.kind, w.at_ns): w for w in self._finding.witness}
+        return [
+            index
+            for index, event in enumerate(self._events)
+            if named.pop((event.span_id, event.kind, event.start_ns), None) is not None
+        ]
 
     def _holds(self, kept: Sequence[int]) -> bool:
         """Whether these events, as a history of their own, show the finding by the same spans, and nothing new."""
@@ -248,28 +225,15 @@ class _Search:
         clocks = {events[index].recorder: index for index in everything}
         yield self._scope(())
         yield self._scope(clocks[events[index].recorder] for index in self._witness)
-        for part in (of_own, [*of_own, *of_none], [*of_own, *of_none, *self._related(of_own)], everything):
+        for part in (of_own, [*of_own, *of_none], everything):
             yield self._scope(index for index in part if index <= last)
             yield self._scope(part)
 
     def _scope(self, chosen: Iterable[int]) -> list[int]:
         return sorted(reachable(self._needed.union(chosen), self._prerequisites))
 
-    def _related(self, own: Sequence[int]) -> list[int]:
-        """The events of all requests that name a block or a chunk which these events name as well."""
-        named = {name for index in own for name in _blocks_and_chunks(self._events[index])}
-        related = {_request_of(event) for event in self._events if not named.isdisjoint(_blocks_and_chunks(event))}
-        return [index for index, event in enumerate(self._events) if _request_of(event) in related]
-
     def _by_request(self, kept: Sequence[int]) -> list[list[int]]:
         units: dict[tuple[str, str | None], list[int]] = {}
         for index in kept:
             units.setdefault(_request_of(self._events[index]), []).append(index)
         return [unit for (_, request), unit in units.items() if request is not None and self._needed.isdisjoint(unit)]
-
-
-def _blocks_and_chunks(event: Event) -> list[Any]:
-    """The blocks and chunks that an event names. Block ids are an engine's own; several engines may share chunks."""
-    names: list[Any] = [(event.engine, block) for block in getattr(event, "blocks_ids", None) or ()]
-    names += getattr(event, "chunk_keys", None) or ()
-    return names

@@ -6,6 +6,7 @@ close up, but a number that is missing in the recording stays missing in its pla
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
 
@@ -15,53 +16,57 @@ from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.spans import Span
 
+_Ranks = Mapping[Hashable, Mapping[int, int]]
+"""How many numbers of a stream there are before each of its numbers."""
+
 
 class Numbering:
     """The numbers of a recording; renumbers any choice of its events."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self._events = events
-        recorded: dict[Hashable, set[int]] = {}
-        for event in events:
-            for stream, number in streams(event):
-                recorded.setdefault(stream, set()).add(number)
-        self._lost: dict[Hashable, dict[int, int]] = {
-            stream: {number: number - rank for rank, number in enumerate(sorted(numbers))}
-            for stream, numbers in recorded.items()
-        }
-        """How many numbers are missing before each number, by stream."""
+        self._ranks = _ranks(events)
 
     def events(self, kept: Sequence[int]) -> list[Event]:
         """The chosen events with their new numbers; copies, where the numbers change."""
-        chosen: dict[Hashable, set[int]] = {}
-        for index in kept:
-            for stream, number in streams(self._events[index]):
-                chosen.setdefault(stream, set()).add(number)
-        new = {
-            stream: {number: self._lost[stream][number] + rank for rank, number in enumerate(sorted(numbers))}
-            for stream, numbers in chosen.items()
-        }
-        chosen_events = (self._events[index] for index in kept)
-        return [numbered(e, {stream: new[stream][number] for stream, number in streams(e)}) for e in chosen_events]
+        chosen = [self._events[index] for index in kept]
+        ranks = _ranks(chosen)
+        return [self._numbered(event, ranks) for event in chosen]
+
+    def _numbered(self, event: Event, ranks: _Ranks) -> Event:
+        left_out = [self._ranks[stream][number] - ranks[stream][number] for stream, number in _streams(event)]
+        if not any(left_out):
+            return event
+        event = copy(event)
+        event.sequence -= left_out[0]
+        event.request_sequence -= sum(left_out[1:])
+        return event
+
+
+def _ranks(events: Iterable[Event]) -> _Ranks:
+    numbers: dict[Hashable, set[int]] = {}
+    for event in events:
+        for stream, number in _streams(event):
+            numbers.setdefault(stream, set()).add(number)
+    return {stream: {number: rank for rank, number in enumerate(sorted(held))} for stream, held in numbers.items()}
+
+
+def _streams(event: Event) -> Iterable[tuple[Hashable, int]]:
+    """The streams that an event is numbered in, and its number there."""
+    yield event.recorder, event.sequence
+    if event.request is not None:
+        yield (event.engine, event.request, event.recorder), event.request_sequence
 
 
 def closed_up(events: Sequence[Event]) -> list[Event]:
-    """Events that were chosen from a recording that is not available, with new numbers in their recorders' streams: as many
-    are missing before an event as its request misses there, since the events of a request are either all chosen or none."""
-    last: dict[Hashable, int] = {}
-    next_number: dict[str, int] = {}
-    closed: dict[int, Event] = {}
-    for index in sorted(range(len(events)), key=lambda index: events[index].sequence):
-        event = events[index]
-        number = next_number.get(event.recorder, 0)
-        if event.request is not None:
-            stream = (event.engine, event.request, event.recorder)
-            number += max(0, event.request_sequence - last.get(stream, -1) - 1)
-            last[stream] = max(event.request_sequence, last.get(stream, -1))
-        next_number[event.recorder] = number + 1
-        closed[index] = copy(event)
-        closed[index].sequence = number
-    return [closed[index] for index in range(len(events))]
+    """Events that were chosen from a recording that is not available, numbered one after the other in their recorders'
+    streams: what a request lost is still missing among its own numbers."""
+    next_number = Counter[str]()
+    closed = list(map(copy, events))
+    for event in sorted(closed, key=lambda event: event.sequence):
+        event.sequence = next_number[event.recorder]
+        next_number[event.recorder] += 1
+    return closed
 
 
 def in_span(event: Event, span: Span) -> Span:
@@ -72,21 +77,3 @@ def in_span(event: Event, span: Span) -> Span:
     }
     present = {key: number for key, number in numbers.items() if key in span.attributes}
     return replace(span, attributes={**span.attributes, **present})
-
-
-def streams(event: Event) -> Iterable[tuple[Hashable, int]]:
-    """The streams that an event is numbered in, and its number there."""
-    yield event.recorder, event.sequence
-    if event.request is not None:
-        yield (event.engine, event.request, event.recorder), event.request_sequence
-
-
-def numbered(event: Event, numbers: Mapping[Hashable, int]) -> Event:
-    """The event with its number in each of its streams; a copy, if one of them changes."""
-    sequence, *of_request = (numbers[stream] for stream, _ in streams(event))
-    request_sequence = of_request[0] if of_request else event.request_sequence
-    if (sequence, request_sequence) == (event.sequence, event.request_sequence):
-        return event
-    event = copy(event)
-    event.sequence, event.request_sequence = sequence, request_sequence
-    return event

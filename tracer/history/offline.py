@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvtrail.tracer.detect.detector import MAX_REQUESTS, Detector
@@ -28,6 +29,33 @@ TIDY_EVERY = 10_000
 """Events after which finished requests are forgotten."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What was counted in a history.
+
+    Attributes:
+        verdicts: how many of the forgotten requests have each verdict; after `close`, how many of all requests.
+        reasons: how many of these are unknown for each reason.
+        events: how many were entered; `repeated` ones came more than once, and count once.
+        outcomes: what happened to the requests with findings: each account's status, outcome and error.
+        unfinished: after `close`, requests that had not ended, by engine.
+        lookups, hits: lookups that were entered, and those that the connector answered with tokens.
+        explained: of the requests that were asked about, by engine and id, why their tokens were reused or computed.
+        probes_off: connectors with a probe that failed and was switched off.
+    """
+
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    reasons: Counter[Unknown] = field(default_factory=Counter)
+    events: int = 0
+    repeated: int = 0
+    outcomes: dict[Key, tuple[str, str | None, str | None]] = field(default_factory=dict)
+    unfinished: list[Key] = field(default_factory=list)
+    lookups: int = 0
+    hits: int = 0
+    explained: dict[Key, list[dict[str, Any]]] = field(default_factory=dict)
+    probes_off: set[str] = field(default_factory=set)
+
+
 class TooLate(Exception):
     """An event came for a request that had been forgotten, or in place of one that had been declared missing."""
 
@@ -38,10 +66,8 @@ class _Detector(Detector):
     def __init__(
         self, rules: Sequence[Rule] | None, forgotten: Container[int], savings: RecordedSavings | None
     ) -> None:
-        if savings is None:
-            super().__init__(rules=rules)
-        else:
-            super().__init__(rules=rules, on_fact=savings.sum_up, on_causes=savings.explain, on_reset=savings.reset)
+        listeners = {} if savings is None else savings.listeners
+        super().__init__(rules=rules, **listeners)
         self._forgotten = forgotten
 
     def _open_account(self, key: Key) -> Account:
@@ -54,17 +80,9 @@ class OfflineDetector:
     """Judges the events of a history, in any order and each once.
 
     Attributes:
+        detector: what judges.
+        tally: what it counts.
         findings: by id.
-        verdicts: how many of the forgotten requests have each verdict; after `close`, how many of all requests.
-        events: how many were entered.
-        repeated: how many came more than once; they count once.
-        outcomes: what happened to the requests with findings: each account's status, outcome and error.
-        reasons: how many of the forgotten requests are unknown for each reason; after `close`, how many of all.
-        unfinished: after `close`, requests that had not ended, by engine.
-        lookups, hits: lookups that were entered, and those that the connector answered with tokens.
-        explained: of the requests that were asked about, why their tokens were reused or computed.
-        probes_off: connectors with a probe that failed and was switched off.
-        about: the only request, by engine and id, that is spoken of; None if all are.
     """
 
     def __init__(
@@ -73,63 +91,40 @@ class OfflineDetector:
         rules: Sequence[Rule] | None = None,
         patience_ns: int | None = None,
         why: str | None = None,
-        about: Key | None = None,
         savings: RecordedSavings | None = None,
+        tally: Tally | None = None,
     ) -> None:
         """`why` is a request that is asked about, by the engine's id or the caller's. `patience_ns` is how long to wait
-        before anything is given up, by the times of the events that come; None waits for ever. `about` is the only request,
-        by engine and id, that is spoken of: the events of others are evidence. `savings` sums up what was saved."""
+        before anything is given up, by the times of the events that come; None waits for ever. `savings` sums up what was
+        saved."""
+        self.tally = tally or Tally()
         self.findings: dict[str, Finding] = {}
-        self.verdicts: Counter[Verdict] = Counter()
-        self.outcomes: dict[Key, tuple[str, str | None, str | None]] = {}
-        self.events = 0
-        self.repeated = 0
-        self.reasons: Counter[Unknown] = Counter()
-        self.unfinished: list[Key] = []
-        self.lookups = self.hits = 0
-        self.probes_off: set[str] = set()
-        self.explained: dict[Key, list[dict[str, Any]]] = {}
-        self._why, self.about = why, about
+        self._why = why
         self._engines: dict[str, str] = {}
         """By recorder."""
         self._forgotten = BoundedDict[int, None](MAX_REQUESTS)
         """Hashes of the requests that were forgotten."""
         self._deaths = Deaths()
-        self._detector = _Detector(rules, self._forgotten, savings)
+        self.detector = _Detector(rules, self._forgotten, savings)
         self._patience_ns = patience_ns
         self._numbers: dict[str, SeenNumbers] = {}
         self._untidy = 0
 
     @property
-    def checks(self) -> Counter[tuple[str, Verdict]]:
-        """How often each rule gave each verdict."""
-        return self._detector.verdicts
-
-    @property
-    def missing(self) -> int:
-        """Events that the numbers say are missing."""
-        return self._detector.missing
-
-    @property
-    def undecided(self) -> Counter[tuple[str, Unknown]]:
-        """How often each rule could not decide, by the reason."""
-        return self._detector.unknown
-
-    @property
     def handoffs(self) -> list[tuple[tuple[str, str], Flow]]:
         """What engines have handed over, by the one that gives and the one that takes (`NOBODY` where no request does)."""
-        return [(pair, flow) for pair, flow in self._detector.handoffs.flows.known() if flow.handoffs]
+        return [(pair, flow) for pair, flow in self.detector.handoffs.flows.known() if flow.handoffs]
 
     @property
     def silent(self) -> list[str]:
         """Engines with a recorder that never sent its end record."""
-        return sorted({name for recorder, name in self._engines.items() if not self._detector.engine(recorder).closed})
+        return sorted({name for recorder, name in self._engines.items() if not self.detector.engine(recorder).closed})
 
     @property
     def joined_late(self) -> list[str]:
         """Engines with a recorder that lacks its first events."""
         late = (
-            name for recorder, name in self._engines.items() if self._detector.engine(recorder).missing is Unknown.LATE
+            name for recorder, name in self._engines.items() if self.detector.engine(recorder).missing is Unknown.LATE
         )
         return sorted(set(late))
 
@@ -145,8 +140,8 @@ class OfflineDetector:
             TooLate: they should have come before.
         """
         fresh = [event for event in events if self._is_new(event)]
-        self.events += len(fresh)
-        self._take(self._detector.feed(fresh, at_ns=events[-1].end_ns if events else 0))
+        self.tally.events += len(fresh)
+        self._take(self.detector.feed(fresh, at_ns=events[-1].end_ns if events else 0))
         self._untidy += len(events)
         if self._patience_ns is not None and self._untidy >= TIDY_EVERY:
             self._tidy(events[-1].end_ns - self._patience_ns)
@@ -154,47 +149,45 @@ class OfflineDetector:
 
     def settle(self) -> None:
         """Give up on all missing events, for a history with numbers of events that were never recorded."""
-        self._take(self._detector.settle())
+        self._take(self.detector.settle())
 
     def close(self) -> None:
         """Finish: the history has no more events."""
         self.settle()
-        self._take(self._detector.tick())
-        for account in self._detector.accounts.values():
+        self._take(self.detector.tick())
+        for account in self.detector.accounts.values():
             self._deaths.leave(account)
             self._count(account)
 
     def forget_idle(self, engine: str, most: int) -> None:
         """For an engine whose requests have no recorded end, as in a log: if more than `most` are held, forget the half with
         the oldest events. If the engine dies later, they do not count as lost. An id that comes again is another request."""
-        held = [account for account in self._detector.accounts.values() if account.engine == engine]
+        held = [account for account in self.detector.accounts.values() if account.engine == engine]
         if len(held) > most:
             for account in sorted(held, key=lambda each: each.last_ns)[: len(held) // 2]:
                 self._count(account)
-                self._detector.forget((account.engine, account.request))
+                self.detector.forget((account.engine, account.request))
 
     def _count(self, account: Account) -> None:
         """Note the last that is known of a request."""
-        if self.about not in (None, (account.engine, account.request)):
-            return
-        verdict = self._detector.verdict(account)
-        self.verdicts[verdict] += 1
-        if verdict is Verdict.UNKNOWN and (why := self._detector.why_unknown(account)) is not None:
-            self.reasons[why] += 1
+        verdict = self.detector.verdict(account)
+        self.tally.verdicts[verdict] += 1
+        if verdict is Verdict.UNKNOWN and (why := self.detector.why_unknown(account)) is not None:
+            self.tally.reasons[why] += 1
             if why is Unknown.OPEN:
-                self.unfinished.append((account.engine, account.request))
+                self.tally.unfinished.append((account.engine, account.request))
         if self._why in (account.request, account.external):
-            self.explained[account.engine, account.request] = account.as_dict()["causes"]
+            self.tally.explained[account.engine, account.request] = account.as_dict()["causes"]
         if verdict is Verdict.DRIFT:
-            self.outcomes[account.engine, account.request] = account.status, account.outcome, account.error
+            self.tally.outcomes[account.engine, account.request] = account.status, account.outcome, account.error
 
     def _note(self, event: Event) -> None:
         self._deaths.enter(event)
-        if isinstance(event, Lookup) and self.about in (None, (event.engine, event.request)):
-            self.lookups += 1
-            self.hits += bool(event.answer)
+        if isinstance(event, Lookup):
+            self.tally.lookups += 1
+            self.tally.hits += bool(event.answer)
         elif isinstance(event, Heartbeat):
-            self.probes_off.update(event.recorder_probes_off or ())
+            self.tally.probes_off.update(event.recorder_probes_off or ())
 
     def _is_new(self, event: Event) -> bool:
         """Whether to enter the event. A repeated number is entered too while its request is held: if the spans differ, the
@@ -204,20 +197,20 @@ class OfflineDetector:
             numbers = self._numbers[event.recorder] = SeenNumbers()
             self._engines[event.recorder] = event.engine
         if numbers.add(event.sequence):
-            if self._patience_ns is not None and event.sequence != numbers.last and self._detector.gave_up(event):
+            if self._patience_ns is not None and event.sequence != numbers.last and self.detector.gave_up(event):
                 raise TooLate
             self._note(event)
             return True
         if event.request is None or hash((event.engine, event.request)) in self._forgotten:
-            self.repeated += 1
+            self.tally.repeated += 1
             return False
-        if self._detector.has_seen(event):
-            self.repeated += 1
-            self.events -= 1
+        if self.detector.has_seen(event):
+            self.tally.repeated += 1
+            self.tally.events -= 1
         return True
 
     def _tidy(self, before_ns: int) -> None:
-        detector = self._detector
+        detector = self.detector
         self._take(detector.settle(before_ns=before_ns))
         for key in detector.over(before_ns=before_ns):
             self._deaths.leave(detector.accounts[key])
@@ -226,9 +219,8 @@ class OfflineDetector:
             self._forgotten[hash(key)] = None
 
     def _take(self, findings: Sequence[Finding]) -> None:
-        self._detector.changed.clear()  # nobody writes rows
+        self.detector.changed.clear()  # nobody writes rows
         for finding in findings:
             if hash((finding.engine, finding.request)) in self._forgotten:
                 raise TooLate
-            if self.about in (None, (finding.engine, finding.request)):
-                self.findings[finding.id] = finding
+            self.findings[finding.id] = finding

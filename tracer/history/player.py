@@ -1,12 +1,10 @@
 """Steps through a history: each event, its request's account before and after it, and the findings that it made.
 
-Nothing is copied per step. A request's account is rebuilt from the request's own events when it is shown; walking forward
-enters each event once.
+A request's account is rebuilt from the request's own events as the steps are walked through.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +24,8 @@ NUMBERS = (
     "waited_ns", "recomputed", "refused", "looked_at", "wrong_blocks", "outcome", "error", "missing",
 )  # fmt: skip
 """The fields of an account that a step can change and that are shown; the others name the request and its times."""
-_UNKNOWN = Account("", "").as_dict()
+BLANK = Account("", "").as_dict()
+"""The fields of an account of which nothing is known."""
 MAX_NAMED = 5
 """Requests that an error message lists; the rest are counted."""
 
@@ -48,7 +47,6 @@ class Step:
             request's first.
         after: the same after the event; None for an event of no request.
         findings: those that this event made, as they were then.
-        again: earlier findings that this event confirms, as they were when they were made.
         late: findings about what has not happened by the end of the history; only at the last step shown.
     """
 
@@ -58,7 +56,6 @@ class Step:
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
     findings: tuple[Finding, ...] = ()
-    again: tuple[Finding, ...] = ()
     late: tuple[Finding, ...] = ()
 
     @property
@@ -66,21 +63,24 @@ class Step:
         """The fields of the account that the event changed: their values before and after."""
         if self.after is None:
             return {}
-        before = self.before or _UNKNOWN
+        before = self.before or BLANK
         return {name: (before[name], self.after[name]) for name in NUMBERS if before[name] != self.after[name]}
 
 
 @dataclass(slots=True)
-class AccountReplay:
-    """An account while its request's events are entered, one after the other."""
+class _AccountReplay:
+    """An account while its request's events are entered, one after the other.
+
+    Attributes:
+        shown: the account after the last of them, as JSON-ready data.
+    """
 
     account: Account
     expected: dict[str, int] = field(default_factory=dict)
-    entered: int = 0
+    shown: Mapping[str, Any] | None = None
 
     def enter(self, event: Event) -> int:
         """Enter the next event, as the detector does; returns how many are missing before it."""
-        self.entered += 1
         gap = event.request_sequence - self.expected.get(event.recorder, 0)
         if gap:
             self.account.lose(Unknown.LOST)
@@ -93,8 +93,8 @@ class AccountReplay:
         return gap
 
 
-class NoSuchStep(ValueError):
-    """There is no step to show; the text says which there are."""
+class NothingToShow(ValueError):
+    """There is no event, or no such request; the text says which there are."""
 
 
 class Player:
@@ -104,7 +104,6 @@ class Player:
         events: all events of the history, in order.
         judged: the judgements of the rules about them.
         requests: the indices of each request's events, in order; the requests are ordered by their first event.
-        begin_ns: when the history begins, Unix nanoseconds.
         engine_names: the engines' names for people, by id.
         following: the requests shown; None for all.
     """
@@ -113,27 +112,24 @@ class Player:
         """Judge the history, and select what is shown.
 
         Args:
-            request: show only the steps of this request: its id, the external one, or the beginning of either.
+            request: show only the steps of this request: its id, or the external one.
 
         Raises:
-            NoSuchStep: there is nothing to show.
+            NothingToShow: there is nothing to show.
         """
         self.history = history
         self.events = tuple(history.events)
         if not self.events:
-            raise NoSuchStep("there is no event in it")
+            raise NothingToShow("there is no event in it")
         self.judged = judge(self.events)
         self.requests: dict[RequestKey, list[int]] = {}
         for index, event in enumerate(self.events):
             if event.request is not None:
                 self.requests.setdefault((event.engine, event.request), []).append(index)
         self.engine_names = history.engine_names()
-        self.begin_ns = min(event.start_ns for event in self.events)
         self.following = None if request is None else self._named(request)
-        self._replays: dict[RequestKey, AccountReplay] = {}
         followed = None if self.following is None else [index for key in self.following for index in self.requests[key]]
         self._shown: Sequence[int] = range(len(self.events)) if followed is None else sorted(followed)
-        self._marked = sorted(self.judged.found.keys() & self._shown)
 
     def __len__(self) -> int:
         """How many steps are shown."""
@@ -147,75 +143,41 @@ class Player:
     @property
     def findings(self) -> list[Finding]:
         """The findings of the steps shown, in order."""
-        return [f for index in self._marked for f in self.judged.found.get(index, ())] + list(self.late)
-
-    @property
-    def steps_of_findings(self) -> list[int]:
-        """The number of the step that shows each of `findings`."""
-        found = [index + 1 for index in self._marked for _ in self.judged.found.get(index, ())]
-        return found + [self._shown[-1] + 1] * len(self.late)
+        return [f for index in self._shown for f in self.judged.found.get(index, ())] + list(self.late)
 
     def steps(self) -> Iterator[Step]:
         """All steps shown, in order."""
-        return map(self._step, self._shown)
-
-    def step(self, number: int) -> Step:
-        """The step of this number.
-
-        Raises:
-            NoSuchStep: the history has no such step, or it is not among those shown.
-        """
-        if not 1 <= number <= len(self.events):
-            raise NoSuchStep(f"there is no step {number}; there are {len(self.events)}")
-        if number - 1 not in self._shown:
-            raise NoSuchStep(f"step {number} is not among the {len(self)} that are shown")
-        return self._step(number - 1)
+        replays: dict[RequestKey, _AccountReplay] = {}
+        return (self._step(index, replays) for index in self._shown)
 
     def _named(self, text: str) -> tuple[RequestKey, ...]:
-        """The requests that a text names: by the engine's id, the external id, or the beginning of either. A complete
-        external id may name several: one in each engine that it passes through.
+        """The requests that a text names: by the engine's id, or the external one, which a request may have in several
+        engines.
 
         Raises:
-            NoSuchStep: there is none, or a beginning fits several.
+            NothingToShow: there is none.
         """
-        known = {key: self.events[indices[-1]].external or "" for key, indices in self.requests.items()}
-        if found := [key for key in known if key[1] == text] or [key for key in known if text and known[key] == text]:
+        known = {key: self.events[indices[-1]].external or key[1] for key, indices in self.requests.items()}
+        if found := [key for key, external in known.items() if text in (key[1], external)]:
             return tuple(found)
-        begun = [key for key in known if text and (key[1].startswith(text) or known[key].startswith(text))]
-        names = list(dict.fromkeys(known[key] or key[1] for key in begun or known))
-        if begun and len(names) == 1:
-            return tuple(begun)
-        listed = ", ".join(names[:MAX_NAMED]) + (
-            f" and {count(more)} more" if (more := len(names) - MAX_NAMED) > 0 else ""
-        )
-        requests = some(len(names), "request")
-        are = "is" if len(names) == 1 else "are"
-        why = f"{text!r} fits {requests}" if begun else f"there is no request {text!r}; there {are} {requests}"
-        raise NoSuchStep(f"{why}: {listed}")
+        names = list(dict.fromkeys(known.values()))
+        more = f" and {count(len(names) - MAX_NAMED)} more" if len(names) > MAX_NAMED else ""
+        requests = f"there {'is' if len(names) == 1 else 'are'} {some(len(names), 'request')}"
+        raise NothingToShow(f"there is no request {text!r}; {requests}: {', '.join(names[:MAX_NAMED])}{more}")
 
-    def _step(self, index: int) -> Step:
+    def _step(self, index: int, replays: dict[RequestKey, _AccountReplay]) -> Step:
+        """The next step; `replays` has the accounts before it."""
         event = self.events[index]
         account: dict[str, Any] = {}
         if event.request is not None:
             key = (event.engine, event.request)
-            place = bisect_left(self.requests[key], index)
-            replay = self._replayed(key, place)
-            before = replay.account.as_dict() if place else None
-            account = {"before": before, "gap": replay.enter(event), "after": replay.account.as_dict()}
+            replay = replays.setdefault(key, _AccountReplay(Account(*key)))
+            account = {"before": replay.shown, "gap": replay.enter(event)}
+            account["after"] = replay.shown = replay.account.as_dict()
         return Step(
             number=index + 1,
             event=event,
             findings=self.judged.found.get(index, ()),
-            again=self.judged.again.get(index, ()),
             late=self.late if index == self._shown[-1] else (),
             **account,
         )
-
-    def _replayed(self, key: RequestKey, place: int) -> AccountReplay:
-        """The request's account before its event number `place`, continued from the last call if that was earlier."""
-        replay = self._replays.get(key)
-        if replay is None or replay.entered > place:
-            replay = self._replays[key] = AccountReplay(Account(*key))
-        for index in self.requests[key][replay.entered : place]:
-            replay.enter(self.events[index])
-        return replay

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvtrail.tracer.capacity.memory_curves import MemoryCurve, memory_curves
 from kvtrail.tracer.capacity.online_curve import STRETCH_S, OnlineMissRatioCurve
-from kvtrail.tracer.events.events import Event, Reset
+from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import ENGINE_ID
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
@@ -43,25 +43,30 @@ class Saved:
 
 
 class RecordedSavings:
-    """Listens to a detector."""
+    """Listens to a detector.
+
+    Attributes:
+        listeners: what the detector calls, by its arguments' names.
+    """
 
     def __init__(self) -> None:
         self._counter = SavingsCounter()
         self._curve = OnlineMissRatioCurve()
+        self.listeners: dict[str, Any] = {
+            "on_fact": self._sum_up,
+            "on_causes": self._explain,
+            "on_reset": self._curve.reset,
+        }
 
-    def sum_up(self, fact: Fact, account: Account) -> None:
+    def _sum_up(self, fact: Fact, account: Account) -> None:
         """Enter a fact."""
         self._counter.enter(fact, account)
         self._add(fact.event, self._curve.enter(fact))
 
-    def explain(self, _: Event, breakdown: Breakdown) -> None:
+    def _explain(self, _: Event, breakdown: Breakdown) -> None:
         """Enter the parts of a prompt, which an event has made final."""
         self._counter.explain(breakdown)
         self._add(breakdown.event, self._curve.admitted(breakdown))
-
-    def reset(self, event: Reset) -> None:
-        """A connector was asked to forget what it holds."""
-        self._curve.reset(event)
 
     def _add(self, event: Event, measures: Mapping[str, int]) -> None:
         self._counter.sums.add(event, measures, stretch_s=STRETCH_S)

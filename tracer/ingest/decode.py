@@ -6,7 +6,6 @@ most attributes repeat (the recorder's, the request's, small numbers), so each i
 
 from __future__ import annotations
 
-import base64
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -18,15 +17,14 @@ from msgspec import ValidationError, convert
 from msgspec.structs import fields, replace
 
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import CLASSES, KEYS, LONGEST_NS, RETIRED, Event, Retired, Unfamiliar
-from kvtrail.tracer.events.parts import PART
+from kvtrail.tracer.events.events import CLASSES, KEYS, LONGEST_NS, Event, Unfamiliar
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import steps
 
 _KNOWN = {name: frozenset(field.encode_name for field in fields(cls)) for name, cls in CLASSES.items()}
 _COMMON = frozenset(field.encode_name for field in fields(Unfamiliar))
-_RESOURCE = frozenset(a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED, *PART))
+_RESOURCE = frozenset(a.key for a in semconv.RESOURCE)
 _NAMESPACE = f"{semconv.SCOPE}."
 _OUTCOME = KEYS["outcome"]
 _ENGINE, _RECORDER = semconv.ENGINE_ID.key, semconv.RECORDER_ID.key
@@ -54,7 +52,6 @@ Ids = tuple[str, str, int, int, str | None]
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 _MAX_REMEMBERED = 8192
-_FORMER_HASH = 6
 _LONGEST_REMEMBERED = 500
 """Bytes. What is longer is hardly ever seen twice."""
 Parsed = TypeVar("Parsed")
@@ -89,20 +86,6 @@ class Refused:
     reason: str
 
 
-def as_bytes(key: str, text: str) -> str:
-    """A text attribute's value. Recorders once sent block hashes as text, the first 6 bytes of each in hexadecimal digits:
-    these become base64, as bytes are in a span, and as long as hashes are today."""
-    if key != KEYS["block_hashes"]:
-        return text
-    try:
-        hashes = bytes.fromhex(text)
-    except ValueError:
-        return text
-    fill = bytes(semconv.HASH_BYTES - _FORMER_HASH)
-    longer = (hashes[at : at + _FORMER_HASH] + fill for at in range(0, len(hashes), _FORMER_HASH))
-    return base64.b64encode(b"".join(longer)).decode()
-
-
 def is_ours(span: Span) -> bool:
     """Whether a kvtrail recorder wrote the span: this version's, or a newer one's."""
     return span.scope == semconv.SCOPE
@@ -116,23 +99,21 @@ def from_span(span: Span) -> Event | None:
         MalformedSpan: the span has our scope and a known name, but not the attributes that its kind needs; or it is a step
             that could not be taken apart.
     """
-    return read(span)[0]
-
-
-def read(span: Span) -> tuple[Event | None, Sequence[str]]:
-    """What `from_span` gives, and the names that only another version of kvtrail knows: the span's, or those of attributes.
-
-    Raises:
-        MalformedSpan: as for `from_span`.
-    """
     if span.scope != semconv.SCOPE or span.name == semconv.ENGINE_SPAN:
-        return None, ()
+        return None
     if span.name == semconv.STEP_SPAN:
         _rows(span.span_id, span.attributes)
     if span.name not in CLASSES:
-        stand_in = _stand_in(span.name, _ids(span), span.attributes | common(span.resource))
-        return stand_in, () if isinstance(stand_in, Retired) else (span.name,)
-    return _event_or_stand_in(span.name, _ids(span), span.attributes.copy(), common(span.resource))
+        return _stand_in(span.name, _ids(span), span.attributes | common(span.resource))
+    return _event_or_stand_in(span.name, _ids(span), span.attributes.copy(), common(span.resource))[0]
+
+
+def event_of(span: Span) -> Event | None:
+    """What `from_span` gives; None also for a malformed span."""
+    try:
+        return from_span(span)
+    except MalformedSpan:
+        return None
 
 
 def _event_or_stand_in(
@@ -149,12 +130,12 @@ def _event_or_stand_in(
         raise
 
 
-def _stand_in(name: str, ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | Retired | None:
+def _stand_in(name: str, ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | None:
     """What stands for a span that only another version understands; None if even its numbers are not understood."""
     own = {key: value for key, value in values.items() if key in _COMMON}
     _enter(ids, own)
     try:
-        return convert(own, Retired) if name in RETIRED else convert(own, Unfamiliar)
+        return convert(own, Unfamiliar)
     except ValidationError:
         return None
 
@@ -249,15 +230,8 @@ def misfits(resource: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def unknown_attributes(span: Span) -> list[str]:
-    """The names of an event's attributes, its resource's included, that are kvtrail's but not known to this version.
-    Attributes with other names belong to others and are not listed."""
-    own = _unknown(span.attributes, _KNOWN[span.name]) if span.name in _KNOWN else []
-    return own + unknown_in_resource(span.resource)
-
-
 def unknown_in_resource(resource: Mapping[str, Any]) -> list[str]:
-    """Those of a resource."""
+    """The names of a resource's attributes that are kvtrail's but not known to this version."""
     return _unknown(resource, _RESOURCE)
 
 
@@ -318,9 +292,8 @@ class Decoded:
             stand_in = _stand_in(name, ids, {**attributes, **common})
             if stand_in is not None:
                 self.events.append(stand_in)
-            if not isinstance(stand_in, Retired):
-                self.unknown_spans[name] += 1
-                self.stand_ins += stand_in is not None
+                self.stand_ins += 1
+            self.unknown_spans[name] += 1
             return
         try:
             decoded, unknown = _event_or_stand_in(name, ids, attributes, common)

@@ -22,11 +22,7 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPABLE = tuple(bytes((n, 0x2A, 0x4D, 0x18)) for n in range(0x50, 0x60))
 _LONGEST_START = len(ZSTD)
 _CHUNK = 1 << 16
-_BUFFER = 1 << 20
-
-
-class MissingZstd(OSError):
-    """A file is compressed with zstd, and nothing that reads zstd is installed; the text says what to install."""
+_BUFFER = 1 << 18
 
 
 class _Decompressor(Protocol):
@@ -120,7 +116,7 @@ def opened(path: Path) -> Iterator[tuple[io.BufferedReader, Source | None]]:
     """The text of a file, and what decompresses it, if it is compressed; `-` is the standard input.
 
     Raises:
-        OSError: the file cannot be opened, is a device, or nothing that reads its compression is installed.
+        OSError: the file cannot be opened, or is a device.
     """
     if path == STDIN:
         yield _text(sys.stdin.buffer)
@@ -150,13 +146,7 @@ def start(text: Any) -> bytes:
 
 
 def zstd() -> _Decompressor:
-    """A decompressor of one zstd frame.
+    """A decompressor of one zstd frame."""
+    import zstandard
 
-    Raises:
-        MissingZstd: the package `zstandard` is not installed.
-    """
-    try:
-        import zstandard
-    except ImportError as error:
-        raise MissingZstd("it is compressed with zstd, which needs: pip install 'kvtrail[tracer]'") from error
     return zstandard.ZstdDecompressor().decompressobj()

@@ -1,8 +1,7 @@
 """OTLP's JSON form, in and out: https://opentelemetry.io/docs/specs/otlp/ (ids are hexadecimal, 64-bit integers are strings).
 
-A line of a trace file is one `ExportTraceServiceRequest`. The form that the OpenTelemetry Collector and kvtrail write is read
-here. Other spellings of the same JSON (snake_case, base64 ids, names of enums, ...) and damage are left to Google's parser,
-which takes twenty times as long for a line and says what is wrong with it.
+A line of a trace file is one `ExportTraceServiceRequest`. Google's parser, which takes twenty times as long for a line, reads
+only what comes over HTTP.
 """
 
 from __future__ import annotations
@@ -21,24 +20,21 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from kvtrail.tracer.events.events import IN_BYTES, KEYS
+from kvtrail.tracer.events.events import IN_BYTES
 from kvtrail.tracer.events.spans import LATEST_NS, Span
-from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Refused, as_bytes
-from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.ingest.decode import Decoder, Ids, MalformedOtlp
 
 SPANS_A_LINE = 256
 """Spans in a line of a trace file that we write."""
 _IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 _TRACE_ID, _SPAN_ID = 32, 16
 """Hexadecimal digits."""
-_HASHES = KEYS["block_hashes"]
 
 _Time = Annotated[int, Meta(ge=0, le=LATEST_NS)]
-_Small = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
-class _Part(Struct, rename="camel", forbid_unknown_fields=True, gc=False):
-    """A JSON object of the common form: it has no other fields, and none of another type."""
+class _Part(Struct, rename="camel", gc=False):
+    """A JSON object, with those of its fields that are read: others are ignored, as the specification asks."""
 
 
 class _Value(_Part):
@@ -67,7 +63,7 @@ class _Pairs(_Part):
 
 
 class _Status(_Part):
-    code: _Small = 0
+    code: int = 0
     message: str = ""
 
 
@@ -77,28 +73,15 @@ class _Event(_Part):
     attributes: list[_Attribute] = []
 
 
-class _Link(_Part):
-    trace_id: str = ""
-    span_id: str = ""
-    attributes: list[_Attribute] = []
-
-
 class _Span(_Part):
     trace_id: str = ""
     span_id: str = ""
-    trace_state: str = ""
     parent_span_id: str = ""
-    flags: _Small = 0
     name: str = ""
-    kind: _Small = 0
     start_time_unix_nano: _Time = 0
     end_time_unix_nano: _Time = 0
     attributes: list[_Attribute] = []
-    dropped_attributes_count: _Small = 0
     events: tuple[_Event, ...] = ()
-    dropped_events_count: _Small = 0
-    links: tuple[_Link, ...] = ()
-    dropped_links_count: _Small = 0
     status: _Status | None = None
 
 
@@ -108,52 +91,32 @@ class _Resource(_Part):
 
 class _Scope(_Part):
     name: str = ""
-    version: str = ""
 
 
 class _ScopeSpans(_Part):
     scope: _Scope = field(default_factory=_Scope)
     spans: list[_Span] = []
-    schema_url: str = ""
 
 
 class _ResourceSpans(_Part):
     resource: _Resource = field(default_factory=_Resource)
     scope_spans: list[_ScopeSpans] = []
-    schema_url: str = ""
 
 
 class _Request(_Part):
-    resource_spans: list[_ResourceSpans] = []
+    resource_spans: list[_ResourceSpans]
 
 
-_ANOTHER_SPELLING = (msgspec.DecodeError, ValueError)
-"""What is raised for another spelling, and for damage."""
 _NO_VALUE = len(_Value.__struct_fields__)
 _read_request = msgspec.json.Decoder(_Request, strict=False).decode  # numbers may be strings
 
 
 class JsonDecoder(Decoder[str, _Span]):
-    """Decodes requests in JSON."""
-
-    def __init__(self) -> None:
-        self._protobuf = ProtobufDecoder()
-
-    def spans(self, data: str) -> list[Span]:
-        try:
-            return super().spans(data)
-        except _ANOTHER_SPELLING:
-            return self._protobuf.spans(to_protobuf(json.loads(data)))
-
-    def decoded(self, data: str) -> Decoded:
-        try:
-            return super().decoded(data)
-        except _ANOTHER_SPELLING:
-            return self._protobuf.decoded(to_protobuf(json.loads(data)))
+    """Decodes requests in JSON. It raises msgspec.DecodeError or ValueError for what is no request."""
 
     def _lists(self, data: str) -> Iterator[tuple[dict[str, Any], str, Sequence[_Span]]]:
         for resource_spans in _read_request(data).resource_spans:
-            resource = self._attributes(resource_spans.resource)
+            resource = _by_key(resource_spans.resource.attributes)
             for scope_spans in resource_spans.scope_spans:
                 yield resource, scope_spans.scope.name, scope_spans.spans
 
@@ -161,8 +124,6 @@ class JsonDecoder(Decoder[str, _Span]):
         error = None
         if span.status is not None and span.status.code == Status.STATUS_CODE_ERROR:
             error = span.status.message or "error"
-        if span.links or span.events:
-            self._check(span)
         trace_id, span_id, parent_id = span.trace_id, span.span_id, span.parent_span_id
         if len(trace_id) != _TRACE_ID or len(span_id) != _SPAN_ID or len(parent_id) not in (0, _SPAN_ID):
             raise ValueError("an id of another length")
@@ -170,26 +131,15 @@ class JsonDecoder(Decoder[str, _Span]):
         start_ns, end_ns = span.start_time_unix_nano, span.end_time_unix_nano
         return ids[:_TRACE_ID], ids[_TRACE_ID : _TRACE_ID + _SPAN_ID], start_ns, end_ns, error
 
-    def _check(self, span: _Span) -> None:
-        """Links, and the events of kvtrail's spans, are not used, but damage in them is damage of the request."""
-        for link in span.links:
-            _id(link.trace_id), _id(link.span_id), self._attributes(link)
-        for event in span.events:
-            self._event(event)
-
-    def _attributes(self, holder: _Span | _Resource | _Event | _Link) -> dict[str, Any]:
-        values = _by_key(holder.attributes)
-        if _HASHES in values:
-            for attribute in holder.attributes:
-                if attribute.key == _HASHES and isinstance(text := attribute.value.string_value, str):
-                    values[_HASHES] = as_bytes(_HASHES, text)
-        return values
+    def _attributes(self, span: _Span) -> dict[str, Any]:
+        return _by_key(span.attributes)
 
     def _rest(self, span: _Span) -> tuple[str, list[dict[str, Any]]]:
-        return _id(span.parent_span_id), [self._event(event) for event in span.events]
-
-    def _event(self, event: _Event) -> dict[str, Any]:
-        return {"name": event.name, "time_ns": event.time_unix_nano, "attributes": self._attributes(event)}
+        events = [
+            {"name": event.name, "time_ns": event.time_unix_nano, "attributes": _by_key(event.attributes)}
+            for event in span.events
+        ]
+        return bytes.fromhex(span.parent_span_id).hex(), events
 
 
 def _by_key(attributes: Iterable[_Attribute]) -> dict[str, Any]:
@@ -197,8 +147,7 @@ def _by_key(attributes: Iterable[_Attribute]) -> dict[str, Any]:
 
 
 def _value(value: _Value) -> Any:
-    """The Python value of an attribute, as `protobuf.value` gives it. Raises ValueError for what Google's parser refuses, or
-    may read otherwise."""
+    """The Python value of an attribute, as `protobuf.value` gives it. Raises ValueError for what Google's parser refuses."""
     if (unset := astuple(value).count(UNSET)) != _NO_VALUE - 1:
         if unset == _NO_VALUE:
             return None
@@ -220,11 +169,6 @@ def _value(value: _Value) -> Any:
     raise ValueError("neither a truth value nor a finite number")
 
 
-def _id(text: str) -> str:
-    """An id in lower case. Raises ValueError where it is not hexadecimal."""
-    return bytes.fromhex(text).hex()
-
-
 def to_protobuf(data: Any) -> bytes:
     """A request in binary form; `data` is its JSON, loaded. Unknown fields are ignored, as the specification asks.
 
@@ -238,57 +182,6 @@ def to_protobuf(data: Any) -> bytes:
     except (ParseError, ValueError, TypeError, RecursionError) as error:
         raise MalformedOtlp(f"not an OTLP trace request: {error}") from error
     return request.SerializeToString()
-
-
-def salvaged(data: Any) -> tuple[bytes, Refused | None]:
-    """A request in binary form with those of its spans that are OTLP, and how many are not; `data` is its JSON, loaded.
-
-    Raises:
-        MalformedOtlp: the data is no request, or none of its spans is OTLP.
-    """
-    try:
-        return to_protobuf(data), None
-    except MalformedOtlp as error:
-        rest, refused = _readable(data)
-        if not rest:
-            raise
-        return to_protobuf({"resourceSpans": rest}), Refused(refused, str(error))
-
-
-def _readable(data: Any) -> tuple[list[dict[str, Any]], int]:
-    """The resources of a request with those of their spans that are OTLP, and how many spans are not. Each resource is read
-    once: it may be long, and its spans many."""
-    rest, refused = [], 0
-    for resource_spans in _held(data, "resourceSpans", "resource_spans"):
-        of_resource = {"resource": resource_spans.get("resource")}
-        has_source = _is_otlp(of_resource)
-        scopes = []
-        for scope_spans in _held(resource_spans, "scopeSpans", "scope_spans"):
-            of_scope, spans = {"scope": scope_spans.get("scope")}, [*_held(scope_spans, "spans")]
-            good: list[dict[str, Any]] = []
-            if has_source and _is_otlp({"scopeSpans": [of_scope]}):
-                good += (span for span in spans if _is_otlp({"scopeSpans": [{"spans": [span]}]}))
-            if good:
-                scopes.append({**of_scope, "spans": good})
-            refused += len(spans) - len(good)
-        if scopes:
-            rest.append({**of_resource, "scopeSpans": scopes})
-    return rest, refused
-
-
-def _is_otlp(resource_spans: dict[str, Any]) -> bool:
-    try:
-        to_protobuf({"resourceSpans": [resource_spans]})
-    except MalformedOtlp:
-        return False
-    return True
-
-
-def _held(data: Any, *names: str) -> Iterator[dict[str, Any]]:
-    """The objects in a list that has one of these names."""
-    for name in names:
-        if isinstance(data, dict) and isinstance(held := data.get(name), list):
-            yield from (each for each in held if isinstance(each, dict))
 
 
 def to_json_line(payload: bytes) -> str:

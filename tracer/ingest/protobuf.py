@@ -34,7 +34,6 @@ from kvtrail.tracer.ingest.decode import (
     MalformedOtlp,
     Refused,
     Remembered,
-    as_bytes,
     taken_apart,
 )
 
@@ -202,8 +201,6 @@ def _attribute(encoded: bytes) -> tuple[str, Any]:
     if len(encoded) > MAX_ATTRIBUTE_BYTES:
         raise MalformedOtlp(f"an attribute of more than {MAX_ATTRIBUTE_BYTES} bytes")
     attribute = KeyValue.FromString(encoded)
-    if attribute.value.WhichOneof("value") == "string_value":
-        return attribute.key, as_bytes(attribute.key, attribute.value.string_value)
     return attribute.key, value(attribute.value)
 
 

@@ -54,12 +54,9 @@ def apart(span_id: str, attributes: Mapping[str, Any]) -> list[tuple[str, dict[s
     """
     if not span_id:
         raise Unfit("span_id", "is empty")
-    requests = attributes.get(semconv.ROW_REQUESTS.key)
-    if not isinstance(requests, list | tuple) or not requests:
-        raise Unfit(semconv.ROW_REQUESTS.key, f"is {_SHORT.repr(requests)}, but must be an array with elements")
-    count = len(requests)
-    if count > MAX_ROWS:
-        raise Unfit(semconv.ROW_REQUESTS.key, f"has {count} elements, but no step has more than {MAX_ROWS}")
+    count = len(_array(semconv.ROW_REQUESTS.key, attributes.get(semconv.ROW_REQUESTS.key)))
+    if not 0 < count <= MAX_ROWS:
+        raise Unfit(semconv.ROW_REQUESTS.key, f"has {count} elements, but a step has 1 to {MAX_ROWS}")
     first = attributes.get(semconv.SEQUENCE.key)
     if type(first) is not int:
         raise Unfit(semconv.SEQUENCE.key, f"is {_SHORT.repr(first)}, but must be int")
@@ -81,20 +78,19 @@ def apart(span_id: str, attributes: Mapping[str, Any]) -> list[tuple[str, dict[s
     for row in rows:
         if isinstance(request := row[semconv.REQUEST_ID.key], str):
             row[semconv.EXTERNAL_ID.key] = semconv.external_id(request)
-    if semconv.ROW_SAMPLED.key in attributes:
-        sampled = _column(semconv.ROW_SAMPLED.key, attributes[semconv.ROW_SAMPLED.key], count, count)
-        for row, is_sampled in zip(rows, sampled, strict=True):
-            if is_sampled is not True:
-                row[semconv.SAMPLED.key] = is_sampled
     base = int(span_id, 16)
     return [(f"{(base + number) % _IDS:016x}", row) for number, row in enumerate(rows)]
 
 
+def _array(key: str, values: Any) -> Any:
+    if not isinstance(values, list | tuple):
+        raise Unfit(key, f"is {_SHORT.repr(values)}, but must be an array")
+    return values
+
+
 def _column(key: str, column: Any, length: int, count: int) -> Any:
     """A column of this length, of a step of `count` rows."""
-    if not isinstance(column, list | tuple):
-        raise Unfit(key, f"is {_SHORT.repr(column)}, but must be an array")
-    if len(column) != length:
+    if len(_array(key, column)) != length:
         groups = "" if length == count else f" of {length // count} groups"
         raise Unfit(key, f"has {len(column)} elements, but the step has {count} rows{groups}")
     return column
@@ -106,9 +102,7 @@ def _add_blocks(names: list[str], columns: list[Any], attributes: Mapping[str, A
     if type(groups) is not int or not 1 <= groups <= MAX_GROUPS:
         raise Unfit(semconv.ROW_GROUPS.key, f"is {_SHORT.repr(groups)}, but must be a number from 1 to {MAX_GROUPS}")
     counts = _column(semconv.ROW_COUNTS.key, attributes[semconv.ROW_COUNTS.key], count * groups, count)
-    ids = attributes.get(semconv.ROW_BLOCKS.key, ())
-    if not isinstance(ids, list | tuple):
-        raise Unfit(semconv.ROW_BLOCKS.key, f"is {_SHORT.repr(ids)}, but must be an array")
+    ids = _array(semconv.ROW_BLOCKS.key, attributes.get(semconv.ROW_BLOCKS.key, ()))
     if wrong := [each for each in counts if type(each) is not int or each < 0]:
         raise Unfit(semconv.ROW_COUNTS.key, f"holds {_SHORT.repr(wrong[0])}, but must hold counts")
     if sum(counts) != len(ids):

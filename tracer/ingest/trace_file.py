@@ -1,23 +1,24 @@
 """Trace files, as kvtrail and the OpenTelemetry Collector's file exporter write them.
 
-A file is a sequence of messages. A message is a line of OTLP JSON, or several lines if it is pretty-printed; or, as the
-Collector writes with `format: proto` or `compression: zstd`, it follows its length in four bytes, big-endian, and is JSON or
-protobuf, compressed or not. The bytes decide, never the file's name.
+A file is a sequence of messages. A message is a line of OTLP JSON; or, as the Collector writes with `format: proto` or
+`compression: zstd`, it follows its length in four bytes, big-endian, and is JSON or protobuf, compressed or not. The bytes
+decide, never the file's name.
 """
 
 from __future__ import annotations
 
 import heapq
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from msgspec import DecodeError
 
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import files
 from kvtrail.tracer.ingest.decode import Decoded, Decoder
-from kvtrail.tracer.ingest.foreign import identified
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 
@@ -26,9 +27,6 @@ _NO_TEXT = b"\x08"
 _LENGTH_BYTES = 4
 _LONGEST = 1 << 30
 """Bytes of a message: a longer one is taken for damage."""
-_BOM = b"\xef\xbb\xbf"
-_GOES_ON = (b"{", b"[", b",")
-"""With one of these, a line of pretty-printed JSON ends that is not the object's last."""
 T = TypeVar("T")
 
 
@@ -41,24 +39,18 @@ def is_framed(start: bytes) -> bool:
     return bool(start) and start[:1] <= _NO_TEXT
 
 
-@dataclass(slots=True)
-class Message:
-    """One message as it lies in the file, without its length. `lines` is how many lines it has."""
+class Message(NamedTuple):
+    """One message as it lies in the file, without its length."""
 
     data: bytes
     is_json: bool
     damage: str | None = None
-    lines: int = 1
-
-    @property
-    def empty(self) -> bool:
-        return len(self.data) <= len(b"\r\n") and not self.data.strip()
 
 
 def messages(file: io.BufferedReader) -> Iterator[Message]:
     """The messages of a file. What is no message says so when it is read."""
     if not is_framed(file.peek(1)):
-        yield from _json_messages(file)
+        yield from (Message(line, is_json=True) for line in file)
         return
     while length := file.read(_LENGTH_BYTES):
         size = int.from_bytes(length, "big")
@@ -67,27 +59,6 @@ def messages(file: io.BufferedReader) -> Iterator[Message]:
             yield Message(data, is_json=True, damage=f"the file ends within a message of {size} bytes")
             return
         yield _unpacked(data)
-
-
-def _json_messages(lines: Iterable[bytes]) -> Iterator[Message]:
-    """Lines of JSON, each a message. A pretty-printed object goes on as long as lines are indented."""
-    open_lines: list[bytes] = []
-    for line in lines:
-        if open_lines:
-            ends = line.startswith((b"}", b"]"))
-            if ends or line[:1].isspace():
-                open_lines.append(line)
-            if ends or not line[:1].isspace():  # a line that is torn does not take the next one along
-                yield Message(b"".join(open_lines), is_json=True, lines=len(open_lines))
-                open_lines = []
-            if ends or line[:1].isspace():
-                continue
-        if line.startswith((b"{", _BOM + b"{")) and line.rstrip().endswith(_GOES_ON):
-            open_lines = [line]
-        else:
-            yield Message(line, is_json=True)
-    if open_lines:
-        yield Message(b"".join(open_lines), is_json=True, lines=len(open_lines))
 
 
 def _unpacked(data: bytes) -> Message:
@@ -99,7 +70,7 @@ def _unpacked(data: bytes) -> Message:
             damage = None if decompressor.eof else "a message ends within a compressed block"
         except Exception as error:  # zstandard's error has no base that says what it is
             damage = f"a message is damaged: {error}"
-    return Message(data, is_json=damage is not None or data.startswith(b"{"), damage=damage)
+    return Message(data, data.startswith(b"{"), damage)
 
 
 class TraceReader:
@@ -133,23 +104,19 @@ class TraceReader:
 
     def _read(self, read: Callable[[Decoder[Any, Any], Any], T]) -> Iterator[T]:
         good = number = 0
-        following = 1
         try:
             with files.opened(self.path) as (text, source):
-                if (what := identified(files.start(text))) is not None:
-                    raise UnusableTrace(f"{self.path}: {what}")
-                for message in messages(text):
-                    number, following = following, following + message.lines
+                for number, message in enumerate(messages(text), 1):
                     try:
                         if message.damage is not None:
                             raise ValueError(message.damage)
-                        if message.empty:
+                        if not message.data.strip():
                             continue
                         if message.is_json:
                             result = read(self._json, message.data.decode("utf-8-sig"))
                         else:
                             result = read(self._protobuf, message.data)
-                    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, no OTLP
+                    except (ValueError, DecodeError, RecursionError) as error:  # no UTF-8, no JSON, no OTLP
                         self.bad_lines.append((number, str(error)))
                         continue
                     good += 1
@@ -163,33 +130,23 @@ class TraceReader:
         if not good:
             why = f"line {self.bad_lines[0][0]}: {self.bad_lines[0][1]}" if self.bad_lines else "the file is empty"
             raise UnusableTrace(
-                f"{self.path}: no OTLP in it ({why}). A trace is OTLP as JSON Lines or in binary form, see"
-                " docs/logs-and-traces.md. `kvtrail audit` reads the log of a server, too."
+                f"{self.path}: no OTLP in it ({why}). A trace is OTLP, a request a line (`jq -c .` makes lines of JSON) or in"
+                " binary form: see docs/logs-and-traces.md. `kvtrail audit` reads the log of a server, too."
             )
 
 
-def by_time(readers: Sequence[TraceReader]) -> Iterator[tuple[TraceReader, Decoded]]:
-    """The batches of several files in the order of time, as far as each file has it: a file is opened when its turn comes.
+def by_time(readers: Iterable[TraceReader]) -> Iterator[tuple[TraceReader, Decoded]]:
+    """The batches of several files in the order of time, as far as each file has it.
 
     Raises:
         UnusableTrace: one of the files cannot be read at all.
     """
-    if len(readers) == 1:
-        yield from ((readers[0], batch) for batch in readers[0].decoded())
-        return
-    heap = [(_begins_ns(reader), number) for number, reader in enumerate(readers)]
-    heapq.heapify(heap)
-    held: dict[int, tuple[Iterator[Decoded], Decoded | None]] = {}
-    while heap:
-        at_ns, number = heapq.heappop(heap)
-        batches, batch = held.pop(number) if number in held else (readers[number].decoded(), None)
-        if batch is not None:
-            yield readers[number], batch
-        if (following := next(batches, None)) is not None:
-            held[number] = (batches, following)
-            heapq.heappush(heap, (following.at_ns or at_ns, number))
 
+    def timed(reader: TraceReader) -> Iterator[tuple[int, TraceReader, Decoded]]:
+        at_ns = 0
+        for batch in reader.decoded():
+            at_ns = batch.at_ns or at_ns
+            yield at_ns, reader, batch
 
-def _begins_ns(reader: TraceReader) -> int:
-    fresh = TraceReader(reader.path)
-    return next((batch.at_ns for batch in fresh.decoded() if batch.at_ns), 0)
+    for _, reader, batch in heapq.merge(*map(timed, readers), key=itemgetter(0)):
+        yield reader, batch

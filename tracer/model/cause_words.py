@@ -108,10 +108,48 @@ def _run(parts: Sequence[Part]) -> Run:
     return run
 
 
-def sentence(part: Mapping[str, Any], *, at_ns: int) -> str:
+def sentence(part: Part, *, at_ns: int) -> str:
     """Why the part's tokens were reused or computed by a request that was admitted at `at_ns`."""
-    words = _WORDS.get(part["cause"])
-    return name(part["cause"]) if words is None else words(part, at_ns)
+    why, refusal, tier = part.get("why", ""), part.get("refusal", ""), part["tier"]
+    match part["cause"]:
+        case Cause.HELD:
+            return "held by vLLM's own cache"
+        case Cause.LOADED:
+            return f"{_had(part)}, and loaded" if tier == PEER else f"loaded from {cache(tier)}"
+        case Cause.LAST_TOKEN:
+            return f"{_had(part)}, and recomputed: the last token always is, for its logits"
+        case Cause.UNALIGNED:
+            return "partial last block (only full blocks are reused)"
+        case Cause.STRANDED:
+            return f"held by {cache(tier)}, but not all that comes before it"
+        case Cause.PENDING if part.get("request"):
+            return f"in the prompt of {_requests(part)}, which has not computed it yet"
+        case Cause.PENDING:
+            return f"on its way into {cache(tier)}"
+        case Cause.REFUSED:
+            return f"{_had(part)}, and {_REFUSALS.get(refusal, refusal) or 'not given or not taken'}"
+        case Cause.FAILED_LOAD:
+            reason = f": {part['reason']}" if part.get("reason") else ""
+            return f"{_had(part, 'promised')}, and its load failed{reason}"
+        case Cause.NOT_COMPUTED:
+            return f"not computed before {_ENDS.get(why, _ENDED)}"
+        case Cause.EVICTED:
+            room = f", to make room for {_requests(part)}" if part.get("request") else ""
+            of = f"{group(part)} of " if group(part) else ""
+            return f"evicted from {of}{cache(tier)}{_before(part, at_ns)}{room}{_unstored(part)}"
+        case Cause.RESET:
+            return f"held by {cache(tier)} until it was reset{_before(part, at_ns)}{_unstored(part)}"
+        case Cause.UNCACHED:
+            return f"computed before, but {group(part) or 'a KV cache group'} never had its part of it in {cache(tier)}"
+        case Cause.ELSEWHERE:
+            rest = ", and not handed over to this request" if refusal else ""
+            return f"computed by {part.get('engine') or 'another engine'}, never by this one{rest}"
+        case Cause.NEW:
+            return "never computed before"
+        case Cause.UNKNOWN:
+            return f"{_NOT_KNOWN}: {unknown_reason(why)}" if why else _NOT_KNOWN
+        case other:
+            return name(other)
 
 
 def named_sentence(part: Mapping[str, Any], *, at_ns: int) -> str:
@@ -180,81 +218,6 @@ def group_name(number: object, kind: str) -> str:
     return f"{number} ({kind.replace('_', ' ')})" if kind else str(number)
 
 
-def _place(part: Mapping[str, Any]) -> str:
-    """The cache that lost a part, and of several KV cache groups the one that the part is of."""
-    of = group(part)
-    return f"{of} of {cache(part['tier'])}" if of else cache(part["tier"])
-
-
-def _held(part: Mapping[str, Any], at_ns: int) -> str:
-    return "held by vLLM's own cache"
-
-
-def _loaded(part: Mapping[str, Any], at_ns: int) -> str:
-    return f"{_had(part)}, and loaded" if part["tier"] == PEER else f"loaded from {cache(part['tier'])}"
-
-
-def _last_token(part: Mapping[str, Any], at_ns: int) -> str:
-    return f"{_had(part)}, and recomputed: the last token always is, for its logits"
-
-
-def _unaligned(part: Mapping[str, Any], at_ns: int) -> str:
-    return "partial last block (only full blocks are reused)"
-
-
-def _stranded(part: Mapping[str, Any], at_ns: int) -> str:
-    return f"held by {cache(part['tier'])}, but not all that comes before it"
-
-
-def _pending(part: Mapping[str, Any], at_ns: int) -> str:
-    if part.get("request"):
-        return f"in the prompt of {_requests(part)}, which has not computed it yet"
-    return f"on its way into {cache(part['tier'])}"
-
-
-def _refused(part: Mapping[str, Any], at_ns: int) -> str:
-    how = part.get("refusal", "")
-    return f"{_had(part)}, and {_REFUSALS.get(how, how) or 'not given or not taken'}"
-
-
-def _failed_load(part: Mapping[str, Any], at_ns: int) -> str:
-    why = f": {part['reason']}" if part.get("reason") else ""
-    return f"{_had(part, 'promised')}, and its load failed{why}"
-
-
-def _not_computed(part: Mapping[str, Any], at_ns: int) -> str:
-    why = part.get("why", "")
-    return f"not computed before {_ENDS.get(why, _ENDED)}"
-
-
-def _evicted(part: Mapping[str, Any], at_ns: int) -> str:
-    room = f", to make room for {_requests(part)}" if part.get("request") else ""
-    return f"evicted from {_place(part)}{_before(part, at_ns)}{room}{_unstored(part)}"
-
-
-def _reset(part: Mapping[str, Any], at_ns: int) -> str:
-    return f"held by {cache(part['tier'])} until it was reset{_before(part, at_ns)}{_unstored(part)}"
-
-
-def _uncached(part: Mapping[str, Any], at_ns: int) -> str:
-    who = group(part) or "a KV cache group"
-    return f"computed before, but {who} never had its part of it in {cache(part['tier'])}"
-
-
-def _elsewhere(part: Mapping[str, Any], at_ns: int) -> str:
-    rest = ", and not handed over to this request" if part.get("refusal") else ""
-    return f"computed by {part.get('engine') or 'another engine'}, never by this one{rest}"
-
-
-def _new(part: Mapping[str, Any], at_ns: int) -> str:
-    return "never computed before"
-
-
-def _unknown(part: Mapping[str, Any], at_ns: int) -> str:
-    why = part.get("why", "")
-    return f"{_NOT_KNOWN}: {unknown_reason(why)}" if why else _NOT_KNOWN
-
-
 def _requests(part: Mapping[str, Any]) -> str:
     """The request that did it, and in a run the number of others."""
     others = part.get("others", 0)
@@ -280,22 +243,3 @@ def _unstored(part: Mapping[str, Any]) -> str:
     """Why the connector's store never had it."""
     why = part.get("unstored", "")
     return f"; the connector's store never had it: {unstored_reason(why)}" if why else ""
-
-
-_WORDS = {
-    "held": _held,
-    "loaded": _loaded,
-    "last-token": _last_token,
-    "unaligned": _unaligned,
-    "stranded": _stranded,
-    "pending": _pending,
-    "refused": _refused,
-    "failed-load": _failed_load,
-    "evicted": _evicted,
-    "reset": _reset,
-    "uncached": _uncached,
-    "elsewhere": _elsewhere,
-    "new": _new,
-    "unknown": _unknown,
-    "not-computed": _not_computed,
-}

@@ -57,10 +57,6 @@ class BadCondition(ValueError):
     """A text that is no condition; says which and why."""
 
 
-class TooLarge(BadCondition):
-    """A number that does not fit into 64 bits."""
-
-
 @dataclass(frozen=True, slots=True)
 class Condition:
     """One condition.
@@ -84,13 +80,7 @@ def parsed(text: str) -> tuple[Condition, ...]:
         BadCondition: one of them is none.
     """
     parts = [part for part in _AND.split(text) if part.strip()]
-    conditions = tuple(map(_condition, parts))
-    said: set[tuple[str, str]] = set()
-    for each in conditions:
-        if (each.name, each.operator) in said:
-            raise BadCondition(f"{each.name!r} is compared with {each.operator} twice")
-        said.add((each.name, each.operator))
-    return conditions
+    return tuple(map(_condition, parts))
 
 
 def _condition(text: str) -> Condition:
@@ -118,5 +108,5 @@ def _number(name: str, text: str) -> int:
         raise BadCondition(f"{name!r} is a time, which needs a unit ({', '.join(_UNITS_NS)}): {text!r}")
     value = float(number) * _UNITS_NS.get(unit, 1)
     if value > LARGEST:
-        raise TooLarge(f"{text[:_SHOWN]!r} is too large to compare {name!r} with")
+        raise BadCondition(f"{text[:_SHOWN]!r} is too large to compare {name!r} with")
     return round(value)

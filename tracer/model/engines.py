@@ -55,11 +55,7 @@ def described(resource: Mapping[str, Any]) -> dict[str, str]:
 def memory_limit(resource: Mapping[str, Any]) -> int | None:
     """The bytes that a connector may hold in host memory, as the settings in its recorder's resource have it: those of the
     OffloadConnector and of vLLM's own. None where they do not say."""
-    try:
-        settings = json.loads(str(resource.get(semconv.CONNECTOR_SETTINGS.key) or "{}"))
-    except ValueError:
-        return None
-    limit = settings.get("cpu_bytes_to_use") if isinstance(settings, dict) else None
+    limit = _settings(resource).get("cpu_bytes_to_use")
     return int(limit) if isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < 2**63 else None
 
 
@@ -67,13 +63,17 @@ def launched_with(resource: Mapping[str, Any]) -> dict[str, str]:
     """The versions and settings of an engine, with its connector's own, as a text for each name; without what is not
     recorded."""
     found = {name: resource[key] for name, key in LAUNCHED_WITH.items() if resource.get(key) is not None}
-    try:
-        own = json.loads(str(resource.get(semconv.CONNECTOR_SETTINGS.key) or "{}"))
-    except ValueError:
-        own = {}
-    if isinstance(own, dict):
-        found |= dict(sorted(own.items())[:MOST_SETTINGS])
+    found |= dict(sorted(_settings(resource).items())[:MOST_SETTINGS])
     return {str(name)[:LONGEST_SETTING]: _as_text(value)[:LONGEST_SETTING] for name, value in found.items()}
+
+
+def _settings(resource: Mapping[str, Any]) -> dict[str, Any]:
+    """The connector's own settings; empty where they are not recorded, or damaged."""
+    try:
+        own = json.loads(str(resource.get(semconv.CONNECTOR_SETTINGS.key)))
+    except ValueError:
+        return {}
+    return own if isinstance(own, dict) else {}
 
 
 def _as_text(value: Any) -> str:

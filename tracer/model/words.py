@@ -88,7 +88,7 @@ def waiting(waited_ns: int, loads: int) -> str:
 
 
 def value(of: object) -> str:
-    """Any value of an event or an account: a count, yes or no, a list's first members, or text as it is."""
+    """Any value of an event or an account: a count, yes or no, a list's first members, numbers by rank, or text as it is."""
     match of:
         case None:
             return NOTHING
@@ -96,9 +96,12 @@ def value(of: object) -> str:
             return "yes" if of else "no"
         case int():
             return count(of)
+        case Mapping():
+            return ", ".join(f"rank {rank}: {count(number)}" for rank, number in sorted(of.items())) or NOTHING
         case list() | tuple():
+            shown = ", ".join(f"{x[0]} to {x[1]}" if isinstance(x, tuple) else str(x) for x in of[:MAX_RUNS])
             rest = len(of) - MAX_RUNS
-            return " ".join(map(str, of[:MAX_RUNS])) + (f" and {count(rest)} more" if rest > 0 else "")
+            return (shown + (f" and {count(rest)} more" if rest > 0 else "")) or NOTHING
         case _:
             return str(of)
 
@@ -358,24 +361,17 @@ def _group(numbers: Mapping[str, Any]) -> str:
 
 def _block_check(numbers: Mapping[str, Any]) -> str:
     """64 loaded blocks checked: all hold what was computed."""
-    unknown, more = numbers.get("check_unknown") or 0, numbers.get("check_wrong_more") or 0
     wrong = Counter(numbers.get("check_wrong_kinds", ()))
+    unknown, more = numbers.get("check_unknown") or 0, numbers.get("check_wrong_more") or 0
     blocks = max(numbers["check_blocks"], wrong.total() + more + unknown)
     parts = [f"{count(number)} {_WRONG.get(kind, kind)}" for kind, number in wrong.items()]
     if more:
         parts.append(f"{count(more)} more wrong")
     if unknown:
         parts.append(f"{count(unknown)} unknown, as their reference is not known")
-    look = numbers["check_look"]
-    if not parts:
-        parts.append("it holds what was computed" if blocks == 1 and look != "held" else "all hold what was computed")
-    elif blocks > wrong.total() + more + unknown:
-        parts.append("the others hold what was computed")
     healed = "; vLLM recomputes the wrong ones" if numbers.get("check_healed") else ""
-    looked = f"{count(blocks)} {look} {'block' if blocks == 1 else 'blocks'} checked"
-    if look == "held":  # time and again
-        looked = f"{some(blocks, 'check')} of held blocks"
-    return f"{looked}: {', '.join(parts)}{healed}"
+    checked = some(blocks, f"{numbers['check_look']} block")
+    return f"{checked} checked: {', '.join(parts) or 'all hold what was computed'}{healed}"
 
 
 _WRONG = {

@@ -104,7 +104,7 @@ def _heading(finding: Finding, requests: int, columns: int | None) -> str:
 def _title(finding: Finding, columns: int | None) -> list[str]:
     mark = f"[could: {finding.severity}]"
     lines = wrapped(f"{finding.rule} {mark} {finding.title}", columns, rest="  ")
-    lines[0] = lines[0].replace(mark, _severity(finding.severity, mark), 1)
+    lines[0] = lines[0].replace(mark, style(mark, fg=COLORS[finding.severity], bold=True), 1)
     lines[0] = lines[0].replace(finding.rule, style(finding.rule, bold=True), 1)
     return lines
 
@@ -172,6 +172,8 @@ def _summary(result: Audit, columns: int | None) -> str:
         f" {words.some(result.missing, 'event')} missing.",
         columns,
     )
+    for summary in result.logs:
+        lines += wrapped(plain(summary), columns)
     for (giver, taker), flow in result.handoffs:
         lines += wrapped(plain(_handed_over(result, giver, taker, flow)), columns)
     for what, unknown in (("spans", result.unknown_spans), ("attributes", result.unknown_attributes)):
@@ -182,12 +184,6 @@ def _summary(result: Audit, columns: int | None) -> str:
     if result.unreadable:
         file, number, reason = result.unreadable[0]
         text = f"{len(result.unreadable)} lines or spans could not be read; the first: {file}:{number}: {reason}"
-        lines += wrapped(plain(text), columns)
-    if result.recorded:
-        text = (
-            "The findings of these are those that their tracer recorded, since the part of the recording that was read does"
-            f" not show them by itself: {', '.join(request for _, request in result.recorded)}."
-        )
         lines += wrapped(plain(text), columns)
     for why, rules in result.unjudged.items():
         lines += wrapped(f"Never decided, because {why}: {', '.join(rules)}.", columns)
@@ -205,10 +201,6 @@ def _handed_over(result: Audit, giver: str, taker: str, flow: Flow) -> str:
     )
     to = f"to {result.engine_name(taker)}" if taker else "that no request here takes"
     return f"{result.engine_name(giver)} gave {words.some(flow.handoffs, 'hand-off')} {to}{': ' if ends else ''}{ends}."
-
-
-def _severity(severity: Severity, text: str | None = None) -> str:
-    return style(text or severity, fg=COLORS[severity], bold=True)
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:

@@ -1,4 +1,4 @@
-"""The steps of a history as text: a line each, or one in full. Pure."""
+"""The steps of a history as text, a line each. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from click import style
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.history import History
-from kvtrail.tracer.history.player import NUMBERS, Player, Step, at_ns
-from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.history.player import BLANK, Player, Step, at_ns
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Verdict, clock, day
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
-ALWAYS = ("status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored")
-"""Numbers of an account that are shown even while they are unknown."""
 NAMES = {"epoch": "preemptions", "waited_ns": "waited for KV", "looked_at": "blocks checked"}
 """Numbers with other names on the pages than those of their fields."""
-_BLANK = Account("", "").as_dict()
 _GAP = 2
 
 
@@ -32,18 +28,6 @@ def opening(player: Player, columns: int | None) -> list[str]:
     requests = words.some(sum(of.values()), "request")
     verdicts = f"{requests}: {of[Verdict.DRIFT]} with drift, {of[Verdict.OK]} ok, {of[Verdict.UNKNOWN]} unknown."
     return [line for text in (*_what_was_read(player), verdicts) for line in wrapped(text, columns, rest="  ")]
-
-
-def in_full(player: Player, number: int, *, columns: int | None) -> list[str]:
-    """One step: when it was and whose, what it says, the account of its request after it, and its findings.
-
-    Raises:
-        NoSuchStep: there is no such step among those shown.
-    """
-    step = player.step(number)
-    account = ["", *_account_table(step)] if step.after is not None else []
-    findings = _findings(step, columns)
-    return [*_head(player, step, columns), *_says(step, columns), *account, *([""] if findings else []), *findings]
 
 
 def lines(player: Player, *, columns: int | None) -> Iterator[str]:
@@ -63,7 +47,7 @@ def lines(player: Player, *, columns: int | None) -> Iterator[str]:
             gap = words.some(step.gap, "event")
             yield style(f"{'':{digits}}  ... {gap} of {plain(event.request or '')} missing here", fg="yellow")
         about = plain(event.request or words.NOTHING)
-        where = f"{plain(_engine(player, event))}  " if engines > 1 else ""
+        where = f"{plain(player.engine_names.get(event.engine, event.engine))}  " if engines > 1 else ""
         by = _recorded_by(event, name_connector=several_connectors)
         what = words.kind(event.kind) + (f" ({by})" if by else "")
         account = "; ".join(_changes(step))
@@ -77,7 +61,7 @@ def lines(player: Player, *, columns: int | None) -> Iterator[str]:
 
 def _what_was_read(player: Player) -> Iterator[str]:
     events = player.events
-    begin_ns, end_ns = player.begin_ns, max(e.end_ns for e in events)
+    begin_ns, end_ns = min(e.start_ns for e in events), max(e.end_ns for e in events)
     engines = len({event.engine for event in events})
     until = clock(end_ns) if day(begin_ns) == day(end_ns) else f"{day(end_ns)} {clock(end_ns)}"
     yield (
@@ -107,40 +91,6 @@ def left_out(history: History) -> Iterator[str]:
         yield f"{words.some(history.repeated, 'repeated span')} counted once."
 
 
-def _head(player: Player, step: Step, columns: int | None) -> list[str]:
-    event = step.event
-    since = (at_ns(event) - player.begin_ns) / 1e9
-    place = (
-        f"Step {step.number} of {len(player.events)}   {day(at_ns(event))} {clock(at_ns(event))} UTC, {since:+,.3f} s"
-    )
-    request = f"request {event.request}, {words.run(event.epoch)}" if event.request else "no request"
-    facts = ", ".join(part for part in (request, event.connector, f"engine {_engine(player, event)}") if part)
-    return [
-        *(style(line, bold=True) for line in wrapped(place, columns, rest="  ")),
-        *wrapped(plain(facts), columns),
-        "",
-    ]
-
-
-def _says(step: Step, columns: int | None) -> list[str]:
-    """The step in words, how long it took, who recorded it, and whether events are missing before it."""
-    event = step.event
-    by = _recorded_by(event, name_connector=False)
-    took = f"took {words.duration(event.end_ns - event.start_ns)}" + (f", recorded by {by}" if by else "")
-    kind = words.kind(event.kind)
-    texts = wrapped(f"{kind}: {_described(event)}; {took}", columns, rest="  ")
-    texts[0] = texts[0].replace(kind, style(kind, bold=True), 1)
-    if step.gap:
-        gap = f"{words.some(step.gap, 'event')} of this request missing just before: the account is incomplete."
-        texts += [style(line, fg="yellow") for line in wrapped(gap, columns)]
-    return texts
-
-
-def _engine(player: Player, event: Event) -> str:
-    """The name of an event's engine for people."""
-    return player.engine_names.get(event.engine, event.engine)
-
-
 def _described(event: Event) -> str:
     """An event in words, with its blocks and keys, and the error it ended with."""
     numbers = event.numbers()
@@ -148,7 +98,7 @@ def _described(event: Event) -> str:
     if numbers.get("blocks_ids") is not None:
         parts.append(f"blocks {words.blocks_named(numbers)}")
     if keys := numbers.get("chunk_keys"):
-        parts.append(f"keys {_value(keys)}")
+        parts.append(f"keys {words.value(keys)}")
     if event.error is not None:
         parts.append(f"raised {event.error}")
     return plain("; ".join(part for part in parts if part))
@@ -165,29 +115,13 @@ def _recorded_by(event: Event, *, name_connector: bool) -> str:
 def _changes(step: Step) -> list[str]:
     """What the step changed in the account: `computed 48 -> 336`, or `computed 48` if it was unknown before. The error is
     left out, since the event says it."""
-    before, after = step.before or _BLANK, step.after or _BLANK
+    before, after = step.before or BLANK, step.after or BLANK
     return [
-        f"{_name(name)} {_number(after, name)}" if old in (None, _BLANK[name]) else
+        f"{_name(name)} {_number(after, name)}" if old in (None, BLANK[name]) else
         f"{_name(name)} {_number(before, name)} -> {_number(after, name)}"
         for name, (old, new) in step.changed.items()
         if name != "error" and not _is_redundant(name, new)
     ]  # fmt: skip
-
-
-def _account_table(step: Step) -> list[str]:
-    """The account after the step, a number a line. What the step changed is bold, with its previous value."""
-    after, before, changed = step.after or _BLANK, step.before or _BLANK, step.changed
-    shown = [
-        name
-        for name in NUMBERS
-        if name in ALWAYS or ((name in changed or after[name] != _BLANK[name]) and not _is_redundant(name, after[name]))
-    ]
-    width = max(len(_name(name)) for name in shown)
-    lines = [style("account after it", dim=True)]
-    for name in shown:
-        text = f"{_name(name):<{width}}  {_number(after, name)}"
-        lines.append(style(f"{text}  (was {_number(before, name)})", bold=True) if name in changed else text)
-    return lines
 
 
 def _is_redundant(name: str, value: Any) -> bool:
@@ -196,11 +130,8 @@ def _is_redundant(name: str, value: Any) -> bool:
 
 
 def _findings(step: Step, columns: int | None) -> list[str]:
-    """The findings of a step, and earlier ones that it shows again."""
+    """The findings of a step."""
     texts = [line for finding in step.findings for line in finding_text(finding, columns=columns).split("\n")]
-    for finding in step.again:
-        about = f" of request {plain(finding.request)}, {words.run(finding.epoch)}" if finding.request else ""
-        texts += [style(line, fg="red") for line in wrapped(f"again: {finding.rule}{about}", columns, rest="  ")]
     if step.late:
         texts += wrapped("At the end of the history, because something never came:", columns)
         texts += [line for finding in step.late for line in finding_text(finding, columns=columns).split("\n")]
@@ -211,21 +142,7 @@ def _number(account: Mapping[str, Any], name: str) -> str:
     """A number of an account."""
     if name == "waited_ns":
         return words.waiting(account[name], account["wait_loads"])
-    return _value(account[name])
-
-
-def _value(of: Any) -> str:
-    """A value of an account or an event."""
-    match of:
-        case Mapping():
-            ranks = ", ".join(f"rank {rank}: {words.count(number)}" for rank, number in sorted(of.items()))
-            return ranks or words.NOTHING
-        case list() | tuple():
-            shown = ", ".join(f"{x[0]} to {x[1]}" if isinstance(x, tuple) else str(x) for x in of[: words.MAX_RUNS])
-            rest = len(of) - words.MAX_RUNS
-            return plain(shown) + (f" and {words.count(rest)} more" if rest > 0 else "") or words.NOTHING
-        case _:
-            return plain(words.value(of))
+    return plain(words.value(account[name]))
 
 
 def _name(field: str) -> str:

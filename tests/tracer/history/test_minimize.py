@@ -109,21 +109,6 @@ def test_the_spans_say_what_the_events_say_and_keep_what_is_not_a_number(tmp_pat
     assert load([written(result.history, tmp_path / "small.jsonl")]) == result.history
 
 
-def test_a_part_says_of_what_it_is_a_part_also_when_it_is_cut_again() -> None:
-    recording = loaded(history_of(STALE_LOOKUP, noise=True))
-    result = minimize(recording)
-    marks: dict[str, object] = {
-        semconv.MINIMIZED_EVENTS.key: len(recording.moments),
-        semconv.MINIMIZED_REQUESTS.key: 13,
-    }
-    marks[semconv.MINIMIZED_RULE.key] = "stale-lookup"
-    again = minimize(result.history)
-    for each in (result, again):
-        for _, span in each.history.moments:
-            assert {key: span.resource[key] for key in marks} == marks
-    assert again.events_before == result.events
-
-
 def test_what_the_recording_lost_stays_missing(tmp_path: Path) -> None:
     """A hole must not close with those that the cutting makes: the request would look whole."""
     events = history(f"{NOISE.format('a')}\n{STALE}\nend")

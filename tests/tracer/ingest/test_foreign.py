@@ -1,13 +1,11 @@
-"""Files that are neither traces nor logs, and the forms of OTLP that only look like one."""
+"""Files that are neither traces nor logs, and forms of OTLP that do not look like it."""
 
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import json
 import lzma
-import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -30,13 +28,6 @@ def zipped() -> bytes:
     return held.getvalue()
 
 
-def tarred() -> bytes:
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w") as archive:
-        archive.add(GOLDEN)
-    return held.getvalue()
-
-
 def as_json(value: Any, *, indent: int | None = None) -> bytes:
     return json.dumps(value, indent=indent).encode()
 
@@ -44,35 +35,33 @@ def as_json(value: Any, *, indent: int | None = None) -> bytes:
 JAEGER = {"data": [{"traceID": "1", "spans": [{"traceID": "1", "spanID": "2", "operationName": "kv.lookup"}]}]}
 TEMPO = {"batches": REQUESTS[0]["resourceSpans"]}
 ZIPKIN = [{**TRACE, "duration": 1, "localEndpoint": {"serviceName": "vllm"}}]
-FOREIGN: dict[str, tuple[bytes, str]] = {
-    "xz": (lzma.compress(LOG.encode()), "compressed with xz"),
-    "bzip2": (bz2.compress(LOG.encode()), "compressed with bzip2"),
-    "bzip2, empty": (bz2.compress(b""), "compressed with bzip2"),
-    "zip": (zipped(), "a zip archive"),
-    "tar": (tarred(), "a tar archive"),
-    "tar.gz": (gzip.compress(tarred()), "a tar archive"),
-    "UTF-16": (LOG.encode("utf-16"), "text in UTF-16"),
-    "UTF-16 without a mark": (LOG.encode("utf-16-le"), "text in UTF-16"),
-    "UTF-16, big-endian": (LOG.encode("utf-16-be"), "text in UTF-16"),
-    "zeros": (b"\0" * 300_000 + LOG.encode(), "begins with zeros"),
-    "SQLite": (b"SQLite format 3\0" + b"\x10\0" * 40, "an SQLite database"),
-    "Jaeger": (as_json(JAEGER), "Jaeger's JSON"),
-    "Jaeger, pretty-printed": (as_json(JAEGER, indent=2), "Jaeger's JSON"),
-    "Jaeger's v3": (as_json({"result": REQUESTS[0]}), "Jaeger's answer"),
-    "Tempo": (as_json(TEMPO, indent=1), "Tempo's JSON"),
-    "Tempo's v2": (as_json({"trace": REQUESTS[0]}, indent=4), "Tempo's answer"),
-    "Zipkin": (as_json(ZIPKIN), "Zipkin's JSON"),
-    "Perfetto": (as_json({"traceEvents": [{"ph": "X", "pid": 1, "ts": 2}]}), "a timeline for Perfetto"),
-    "Chrome's array": (as_json([{"ph": "X", "pid": 1, "ts": 2}], indent=1), "a timeline for Perfetto"),
-    "Prometheus": (b"# HELP vllm:x Number.\n# TYPE vllm:x gauge\nvllm:x{a=\"b\"} 1.0\n", "Prometheus' text format"),
-    "Prometheus, without its comments": (b'vllm:gpu_cache_usage_perc{engine="0"} 0.25\n', "Prometheus' text format"),
-    "KV events": (as_json({"ts": 1.5, "events": [{"type": "BlockStored", "block_hashes": [1]}]}), "vLLM's KV events"),
-    "KV events as arrays": (as_json([1.5, [["BlockRemoved", [1]]]]), "vLLM's KV events"),
-    "KV events as printed": (b"KVEventBatch(ts=1.5, events=[BlockStored(block_hashes=[1])])\n", "vLLM's KV events"),
-    "block hashes": (as_json({"timestamp": 0, "input_length": 9, "hash_ids": [1]}), "a trace of block hashes"),
-    "OTLP metrics": (as_json({"resourceMetrics": []}), "metrics in OTLP"),
-    "a page": (b"<!DOCTYPE html>\n<html>", "a web page"),
-}  # fmt: skip
+FOREIGN: dict[str, bytes] = {
+    "xz": lzma.compress(LOG.encode()),
+    "bzip2": bz2.compress(LOG.encode()),
+    "bzip2, empty": bz2.compress(b""),
+    "zip": zipped(),
+    "UTF-16": LOG.encode("utf-16"),
+    "UTF-16 without a mark": LOG.encode("utf-16-le"),
+    "UTF-16, big-endian": LOG.encode("utf-16-be"),
+    "zeros": b"\0" * 300_000 + LOG.encode(),
+    "SQLite": b"SQLite format 3\0" + b"\x10\0" * 40,
+    "Jaeger": as_json(JAEGER),
+    "Jaeger, pretty-printed": as_json(JAEGER, indent=2),
+    "Jaeger's v3": as_json({"result": REQUESTS[0]}),
+    "Tempo": as_json(TEMPO, indent=1),
+    "Tempo's v2": as_json({"trace": REQUESTS[0]}, indent=4),
+    "Zipkin": as_json(ZIPKIN),
+    "Perfetto": as_json({"traceEvents": [{"ph": "X", "pid": 1, "ts": 2}]}),
+    "Chrome's array": as_json([{"ph": "X", "pid": 1, "ts": 2}], indent=1),
+    "Prometheus": b'# HELP vllm:x Number.\n# TYPE vllm:x gauge\nvllm:x{a="b"} 1.0\n',
+    "Prometheus, without its comments": b'vllm:gpu_cache_usage_perc{engine="0"} 0.25\n',
+    "KV events": as_json({"ts": 1.5, "events": [{"type": "BlockStored", "block_hashes": [1]}]}),
+    "KV events as arrays": as_json([1.5, [["BlockRemoved", [1]]]]),
+    "KV events as printed": b"KVEventBatch(ts=1.5, events=[BlockStored(block_hashes=[1])])\n",
+    "block hashes": as_json({"timestamp": 0, "input_length": 9, "hash_ids": [1]}),
+    "OTLP metrics": as_json({"resourceMetrics": []}),
+    "a page": b"<!DOCTYPE html>\n<html>",
+}
 
 
 def run(*arguments: str, text: bytes | None = None) -> Result:
@@ -80,36 +69,30 @@ def run(*arguments: str, text: bytes | None = None) -> Result:
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_foreign_file_is_named(tmp_path: Path, kind: str) -> None:
-    content, what = FOREIGN[kind]
+def test_a_foreign_file_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "file"
-    path.write_bytes(content)
+    path.write_bytes(FOREIGN[kind])
     for command in (["audit", str(path)], ["audit", "--export", "-", str(path)]):
         refused = run(*command)
         assert refused.exit_code == 2
-        assert f"{path}: it is " in refused.output
-        assert what in refused.output
+        assert f"Error: {path}: " in refused.output
+        assert "docs/logs-and-traces.md" in refused.output
 
 
-@pytest.mark.parametrize("indent", [1, 2, "\t"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_pretty_printed_otlp_is_read(tmp_path: Path, indent: int | str, end: str) -> None:
-    """As the Collector's exporter and `jq` write it: one object after the other."""
+def test_pretty_printed_otlp_is_refused_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    pretty = "\n".join(json.dumps(each, indent=indent) for each in REQUESTS) + "\n"
-    path.write_bytes(pretty.replace("\n", end).encode())
-    alone, beside = (json.loads(run("audit", "--json", str(each)).output) for each in (GOLDEN, path))
-    assert beside == alone
+    path.write_text(json.dumps(REQUESTS[0], indent=2))
+    refused = run("audit", str(path))
+    assert (refused.exit_code, "`jq -c .` makes lines of JSON" in refused.output) == (2, True)
 
 
-def test_a_torn_line_or_object_takes_nothing_else_along(tmp_path: Path) -> None:
+def test_a_torn_line_takes_nothing_else_along(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     whole = [json.dumps(each) for each in REQUESTS]
-    pretty = json.dumps(REQUESTS[0], indent=2).splitlines()
     torn = whole[0][: whole[0].index(",") + 1]
-    path.write_text("\n".join([torn, *whole, *pretty[:9], *whole, torn]))
+    path.write_text("\n".join([torn, *whole, torn, *whole, torn]))
     document = json.loads(run("audit", "--json", str(path)).output)
-    assert [each["line"] for each in document["unreadable"]] == [1, 2 + len(whole), 11 + 2 * len(whole)]
+    assert [each["line"] for each in document["unreadable"]] == [1, 2 + len(whole), 3 + 2 * len(whole)]
     assert document["events"] == json.loads(run("audit", "--json", str(GOLDEN)).output)["events"]
 
 
@@ -133,4 +116,4 @@ def test_a_log_that_quotes_a_foreign_file_is_a_log(tmp_path: Path, line: str) ->
     path = tmp_path / "server.log"
     path.write_text(line)
     result = run("audit", str(path))
-    assert (result.exit_code, "request cmpl-a" in result.output) == (3, True)
+    assert (result.exit_code, "1 request: 0 with drift, 0 ok, 1 unknown" in result.output) == (3, True)

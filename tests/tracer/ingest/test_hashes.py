@@ -1,4 +1,4 @@
-"""Block hashes on their way: bytes in both of OTLP's encodings, in trace files, and the text of earlier recordings."""
+"""Block hashes on their way: bytes in both of OTLP's encodings, and in trace files."""
 
 from __future__ import annotations
 
@@ -53,19 +53,6 @@ def test_in_the_api_they_are_hexadecimal() -> None:
     numbers = reported()[0].numbers()
     assert numbers["block_hashes"] == HASHES.hex()
     json.dumps(numbers)
-
-
-def test_a_recording_from_before_they_were_bytes_is_read() -> None:
-    """12 hexadecimal digits each: still as many hashes, and equal ones are equal."""
-    (span, *_) = ProtobufDecoder().spans(encoded(reported()))
-    text = replaced(span, "aabbccddeeff" + "001122334455")
-    for spans in (
-        JsonDecoder().spans(line(text)),
-        ProtobufDecoder().spans(otlp_json.to_protobuf(json.loads(line(text)))),
-    ):
-        start = decode.from_span(spans[0])
-        assert isinstance(start, RequestStart)
-        assert (start.block_hashes or b"").hex() == "aabbccddeeff" + "0000" + "001122334455" + "0000"
 
 
 def line(span: Span) -> str:

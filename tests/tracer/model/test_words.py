@@ -60,7 +60,7 @@ def test_every_kind_has_a_name_of_its_own() -> None:
         ("kv.reset", {"succeeded": False}, "succeeded no"),
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 64, "check_unknown": 0, "check_healed": False},
          "64 loaded blocks checked: all hold what was computed"),
-        ("kv.block_check", {"check_look": "held", "check_blocks": 1}, "1 check of held blocks: all hold what was computed"),
+        ("kv.block_check", {"check_look": "held", "check_blocks": 1}, "1 held block checked: all hold what was computed"),
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 0, "check_wrong_kinds": ("early",)},
          "1 loaded block checked: 1 read before the load had ended"),
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 9, "check_unknown": 9},
@@ -68,9 +68,9 @@ def test_every_kind_has_a_name_of_its_own() -> None:
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 80, "check_unknown": 1, "check_wrong_more": 2,
          "check_wrong_kinds": ("drift", "early", "drift"), "check_healed": True},
          "80 loaded blocks checked: 2 with content that was not computed under the hash, 1 read before the load had ended, 2"
-         " more wrong, 1 unknown, as their reference is not known, the others hold what was computed; vLLM recomputes"
+         " more wrong, 1 unknown, as their reference is not known; vLLM recomputes"
          " the wrong ones"),
-        ("llm_request", {"keys": ("a", "b", "c", "d", "e")}, "keys a b c d and 1 more"),
+        ("llm_request", {"keys": ("a", "b", "c", "d", "e")}, "keys a, b, c, d and 1 more"),
     ],
 )  # fmt: skip
 def test_what_an_event_says(kind: str, numbers: dict[str, Any], said: str) -> None:

@@ -7,7 +7,7 @@ but the last line is in the log, its text must be one that a connector of vLLM 0
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kvtrail.tracer.events.messages import kept
 from kvtrail.tracer.events.semconv import Kind
@@ -42,7 +42,6 @@ _PACKAGE = re.compile(r".*(?<!/integration)(?=/(?:vllm(?:_\w+)?|lmcache|kvtrail/
 """What is ahead of the last package that is known; LMCache has a `vllm` of its own in `lmcache/integration`."""
 CAUGHT = frozenset({"DEBUG", "INFO", "WARNING"})
 """Levels at which a process logs an exception that it has caught, and goes on."""
-_SCHEDULERS_PART = re.compile(r"connector|kv_xfer|remote_kv|kv_load|invalid_block")
 _REQUEST = re.compile(
     rf"\b(?:[Rr]equest|[Rr]eq)(?:[ _]?id)?[ :=]+['\"]?(?P<id>[^{ID_STOPS}:]+)|^KeyError: ['\"](?P<key>[^'\"]+)"
 )
@@ -102,22 +101,15 @@ class Tracebacks:
 
 
 def _failure(held: _Traceback, name: str, text: str | None) -> Reading | None:
-    """What a traceback says: the connector's call that raised, vLLM's refusal of what a connector reported, or another
-    exception that ended the engine."""
-    frames = held.frames
-    source = frames[-1][2]
+    """What a traceback says: the connector's call that raised, or another exception that ended the engine."""
+    source = held.frames[-1][2]
     error = kept(f"{name}: {text}" if text else f"{name}: {source}" if source else name)
     calls = SCHEDULER_CALLS | WORKER_CALLS
-    call = next((function for _, function, _ in frames if function in calls), None)
-    call = call or next((function for path, function, _ in frames if _is_connectors(path)), None)
+    call = next((function for _, function, _ in held.frames if function in calls), None)
+    call = call or next((function for path, function, _ in held.frames if _is_connectors(path)), None)
     if call is not None:
-        return replace(failed(call, error), is_fatal=held.is_fatal)
-    part = next((function for _, function, _ in reversed(frames) if _SCHEDULERS_PART.search(function)), None)
-    if part is None and not held.is_fatal:
-        return None
-    words = f"vLLM fails in `{part or frames[-1][1]}`: {error}"
-    role = Role.DEATH if held.is_fatal else Role.NOTE
-    return Reading(role, words, request_in(error), error=error, remarkable=True, is_fatal=held.is_fatal)
+        return failed(call, error, is_fatal=held.is_fatal)
+    return Reading(Role.DEATH, error=error, is_fatal=True) if held.is_fatal else None
 
 
 def _is_connectors(path: str) -> bool:
@@ -130,21 +122,15 @@ def _is_connectors(path: str) -> bool:
     return _CONNECTORS_FILE.search("/" + "/".join(path.split("/")[-2:])) is not None
 
 
-def failed(call: str, error: str) -> Reading:
-    """A call of the connector that raised."""
-    words = f"the connector's `{call}` raised {error}"
-    return Reading(Role.FAILURE, words, request_in(error), Kind.FAILURE, {"call": call}, error=error, remarkable=True)
-
-
-def request_in(error: str) -> str | None:
-    """The request that a message names; the assembler knows whether there is one."""
+def failed(call: str, error: str, *, is_fatal: bool = False) -> Reading:
+    """A call of the connector that raised; the assembler knows whether the request that the message names is one."""
     match = _REQUEST.search(error)
-    return None if match is None else (match["id"] or match["key"]).rstrip(".;)")
+    request = None if match is None else (match["id"] or match["key"]).rstrip(".;)")
+    return Reading(Role.FAILURE, request, Kind.FAILURE, {"call": call}, error=error, is_fatal=is_fatal)
 
 
 def _died(match: re.Match[str]) -> Reading:
-    words = match[0].strip().rstrip(":")
-    return Reading(Role.DEATH, f"vLLM says: {words}", error=words, remarkable=True)
+    return Reading(Role.DEATH, error=match[0].strip().rstrip(":"))
 
 
 def _raised(call: str, hint: str, pattern: str) -> LinePattern:

@@ -69,20 +69,28 @@ class Lines:
         self._file_ns = file_ns
         self._last_ns: int | None = None
         self._process, self._rank = "", 0
-        self._open: Record | None = None
 
     def records(self, file: IO[bytes]) -> Iterator[Record]:
-        """The records of a file, in its order."""
+        """The records of a file, in its order; a warning that ends on the next line is one record."""
         number, torn = 0, False
+        held: Record | None = None
         while line := file.readline(MAX_BYTES):
             number += not torn
             torn = not line.endswith(b"\n")
             for piece in line.decode("utf-8", errors="replace").rstrip("\r\n").split("\r"):  # a progress bar's returns
                 for record in self.split(piece, number):
-                    yield from self._joined(record)
-        if self._open is not None:
-            yield self._open
-            self._open = None
+                    if held is not None and not record.logged:
+                        held.text = f"{held.text} {record.text}"
+                        yield held
+                        held = None
+                        continue
+                    if held is not None:
+                        yield held
+                    held = record if _OPEN_END.search(record.text) else None
+                    if held is None:
+                        yield record
+        if held is not None:
+            yield held
 
     def split(self, line: str, number: int) -> Iterator[Record]:
         """The records of one line."""
@@ -121,20 +129,6 @@ class Lines:
             process, rank = f"rank{own[1]}", int(own[1])
             line = line[own.end() :]
         return Record(number, line.strip(), self._now(), process, rank, logged=dated)
-
-    def _joined(self, record: Record) -> Iterator[Record]:
-        """Records as they are, but for a warning that ends on the next line."""
-        held, self._open = self._open, None
-        if held is not None:
-            if not record.logged:
-                held.text = f"{held.text} {record.text}"
-                yield held
-                return
-            yield held
-        if _OPEN_END.search(record.text):
-            self._open = record
-        else:
-            yield record
 
     def _now(self) -> int:
         return self._file_ns if self._last_ns is None else self._last_ns

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, HTTPException, Query, Request
 
-from kvtrail.tracer.model.conditions import NAMES, BadCondition, Condition, TooLarge, parsed
+from kvtrail.tracer.model.conditions import NAMES, BadCondition, Condition, parsed
 from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.store import FindingFilter, Reader
@@ -76,8 +76,6 @@ def _filter(
 ) -> RequestFilter:
     try:
         conditions = parsed(where)
-    except TooLarge as error:
-        raise HTTPException(422, f"where: {error}") from error
     except BadCondition as error:
         raise HTTPException(400, f"where: {error}") from error
     if outcome is not None:

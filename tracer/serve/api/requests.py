@@ -15,13 +15,13 @@ from kvtrail.tracer.events import ids, semconv
 from kvtrail.tracer.events.cache_groups import declared, groups_of
 from kvtrail.tracer.events.events import Event, Handoff, Side, Unfamiliar
 from kvtrail.tracer.events.spans import Span
-from kvtrail.tracer.history.request_part import Recorded, cut
+from kvtrail.tracer.history.request_part import cut
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ledger import clock_offset
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import FINAL, EngineState
-from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.model.findings import Finding, Unknown
 from kvtrail.tracer.serve.api.filters import MAX_NS, Where
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process_state import Live
@@ -164,7 +164,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         account, resolver = account_of(request_id, engine), OutcomeResolver(process, reader)
         spans = reader.spans_of(account)
         shown = timeline(account.account() | resolver.about(account), spans, resolver.findings(findings_of(account)))
-        events = list(map(_event, spans))
+        events = list(map(decode.event_of, spans))
         sides = [event for event in events if isinstance(event, Handoff)]
         if sides:
             keys = {key for side in sides for key in side.handoff_keys}
@@ -182,7 +182,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     def spans(request: str, engine: str = "") -> Response:
         account = account_of(request, engine)
         own, findings = reader.spans_of(account), findings_of(account)
-        part = part_about(reader, account, findings, spans=own, missing=missing_of(map(_event, own)))
+        part = part_about(reader, account, findings, own)
         lines = f"{otlp_json.spans_to_json_line(part)}\n"
         # The id is the caller's own text, and few characters of it are safe in a header.
         name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in account["request"])
@@ -216,7 +216,7 @@ def timeline(account: dict[str, Any], spans: Sequence[Span], findings: list[dict
     replayed = Account(account["engine"], account["request"])
     # An event happened when its call ended; a foreign span is placed where it began.
     ordered = sorted(
-        ((span, _event(span)) for span in spans),
+        ((span, decode.event_of(span)) for span in spans),
         key=lambda pair: (pair[0].start_ns, -1) if pair[1] is None else (pair[0].end_ns, pair[1].sequence),
     )
     steps = []
@@ -252,7 +252,9 @@ def in_time(links: list[HandoffLink], own: Sequence[Event | None], reader: Reade
     events = [event for event in own if event is not None]
     for link in links[:MAX_IN_TIME]:
         account = reader.request(link.request, engine=link.engine or "") if link.request else None
-        others = [] if account is None else [event for each in reader.spans_of(account) if (event := _event(each))]
+        others = (
+            [] if account is None else [event for each in reader.spans_of(account) if (event := decode.event_of(each))]
+        )
         given, taken = (events, others) if link.side == Side.GIVES else (others, events)
         link.engine_name = None if link.engine is None else names.get(link.engine, link.engine)
         if (held := clock_offset.kept(given)) is not None:
@@ -286,32 +288,14 @@ def _step(span: Span, event: Event | None, account: Account) -> TimelineStep:
     return step
 
 
-def _event(span: Span) -> Event | None:
-    try:
-        return decode.read(span)[0]
-    except decode.MalformedSpan:
-        return None
-
-
 def part_about(
-    reader: Reader,
-    account: StoredRequest,
-    findings: Sequence[Mapping[str, Any]],
-    *,
-    spans: Sequence[Span],
-    missing: int,
+    reader: Reader, account: StoredRequest, findings: Sequence[Mapping[str, Any]], spans: Sequence[Span]
 ) -> list[Span]:
-    """The `spans` of a request and the evidence for its findings. `missing` is how many of its events are missing."""
+    """The `spans` of a request and the evidence for its findings."""
     found = convert(findings, list[Finding])
-    recorded = Recorded(
-        verdict=Verdict(account["verdict"]),
-        unknown=None if account["unknown"] is None else Unknown[account["unknown"].upper()],
-        missing=missing,
-        findings=found,
-    )
     evidence = {(span.trace_id, span.span_id): span for span in (*spans, *_evidence(reader, account, found, spans))}
     ordered = sorted(evidence.values(), key=lambda span: span.end_ns)
-    return cut((account["engine"], account["request"]), ordered, recorded)
+    return cut((account["engine"], account["request"]), ordered, {finding.id for finding in found})
 
 
 def _evidence(reader: Reader, account: StoredRequest, findings: Iterable[Finding], spans: Sequence[Span]) -> list[Span]:

@@ -73,7 +73,8 @@ class Intake:
             TooLarge: it is too long when it is unpacked.
             Busy: it is heavy, and too many of these wait.
             StoreError: not all of it was stored; the sender should try again.
-            ValueError: it is no request, or none of its spans can be read; MalformedOtlp is one.
+            ValueError: it is no request, none of its spans can be read, or one of a request in JSON cannot; MalformedOtlp is
+                one.
         """
         try:
             return self._taken(body, encoding, transport, is_json=is_json)
@@ -106,12 +107,9 @@ class Intake:
             self._heavy.release()
 
     def _stored(self, plain: bytes, transport: str, *, is_json: bool) -> ExportTraceServiceResponse:
-        refused: list[Refused | None] = []
         if is_json:
-            plain, no_otlp = otlp_json.salvaged(_loaded(plain))
-            refused.append(no_otlp)
-        parts = divided(plain, most_bytes=PART_BYTES)
-        refused += [self._ingested(part, transport) for part in parts]
+            plain = otlp_json.to_protobuf(_loaded(plain))
+        refused = [self._ingested(part, transport) for part in divided(plain, most_bytes=PART_BYTES)]
         answer = ExportTraceServiceResponse()
         for each in filter(None, refused):
             answer.partial_success.rejected_spans += each.spans

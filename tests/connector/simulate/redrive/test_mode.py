@@ -93,7 +93,7 @@ def test_where_nothing_can_be_compared_it_is_inconclusive(monkeypatch: pytest.Mo
     ("arguments", "said"),
     [
         (["--against", "recorded", "--request", "r"], "--against drives the whole history"),
-        (["--against", "OffloadConnector", "--step", "1"], "--against drives the whole history"),
+        (["--against", "OffloadConnector", "--request", "x"], "--against drives the whole history"),
         (["--config", "{}"], "--config, --recorder, --output and --json go with --against"),
         (["--against", "NoSuchConnector"], "vLLM knows no connector 'NoSuchConnector'"),
         (["--against", "NoSuchConnector"], "A class of your own is module:Class"),

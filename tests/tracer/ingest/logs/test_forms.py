@@ -59,9 +59,6 @@ def test_a_lookup(rest: str, kind: Kind, fields: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "role", "kind", "request_id", "fields"),
     [
-        (f"Reqid: {R}, Total tokens 900, LMCache hit tokens: None.", Role.NOTE, None, R, {}),
-        (f"Reqid: {R}, Total tokens 9, Inference Engine computed tokens: 2, LMCache hit tokens: None.", Role.NOTE, None, R,
-         {}),
         (f"Storing KV cache for 256 out of 512 tokens (skip_leading_tokens=256) for request {R}{WHERE}", Role.STORING,
          Kind.STORE, R, {"start": 256, "count": 256}),
         (f"Storing KV cache for 256 out of 768 tokens for request {R}{WHERE}", Role.STORING, Kind.STORE, R,
@@ -80,13 +77,6 @@ def test_a_lookup(rest: str, kind: Kind, fields: tuple[int, ...]) -> None:
          {"start": 0, "count": 0, "expected": 130}),
         ("Retrieved 1002 out of total 1002 out of total 1002 tokens. size: 0.1 gb", Role.RETRIEVED, Kind.LOAD, None,
          {"start": 0, "count": 1002, "expected": 1002}),
-        (f"Request {R} failed to load 256 tokens across 16 blocks (x)", Role.NOTE, None, R, {}),
-        (f"Prefetch request completed (L1+L2): 2/3 retained keys (2 L1, 0 L2) in 0.7 ms (external_request_id={R},"
-         " prefetch_request_id=-1) (x)", Role.NOTE, None, R, {}),
-        ("Prefetch request completed (L1+L2): 2/3 prefix hits", Role.NOTE, None, None, {}),
-        ("Recovered from KV load failure: 2 request(s) rescheduled (512 tokens affected).", Role.NOTE, None, None, {}),
-        ("Failing 1 request(s) due to KV load failure (failure_policy=fail, 16 tokens affected).", Role.NOTE, None, None,
-         {}),
         (f"Request {R} timed out after 480 seconds without being sent. Freeing its blocks.", Role.EVENT, Kind.FREE, R,
          {"lease_expired": True}),
         ("The number of retrieved tokens is less than the expected number of tokens! This", Role.SHORT_OF, None, None, {}),
@@ -94,37 +84,19 @@ def test_a_lookup(rest: str, kind: Kind, fields: tuple[int, ...]) -> None:
         ("Num retrieved tokens: 0, num expected tokens: 9 (vllm_v1_ad", Role.SHORTFALL, Kind.LOAD, None,
          {"count": 0, "expected": 9}),
         (f"AssertionError: Mismatch in tokens to load: 256 vs 256 (tokens in lmcache) - 336 (tokens in vllm) - 0 (full"
-         f" lmcache hits subtracts last token to recalculate logits) for request {R}", Role.MISMATCH, Kind.ALLOC, R,
+         f" lmcache hits subtracts last token to recalculate logits) for request {R}", Role.FAILURE, Kind.ALLOC, R,
          {"allocated": 256, "matched": 256, "computed": 336}),
-        ("Mismatch in tokens to load: 24 vs 24 (tokens in lmcache) - 16 (tokens in vllm)", Role.MISMATCH, Kind.ALLOC,
+        ("Mismatch in tokens to load: 24 vs 24 (tokens in lmcache) - 16 (tokens in vllm)", Role.FAILURE, Kind.ALLOC,
          None, {"allocated": 24, "matched": 24, "computed": 16}),
         ("Mismatch in tokens to load: 256 vs 256 (tokens in the cache) - 336 (tokens in vllm) - 0 (last token)",
-         Role.MISMATCH, Kind.ALLOC, None, {"allocated": 256, "matched": 256, "computed": 336}),
-        (f"Scheduled to load 7219 tokens for request {R}{WHERE}", Role.NOTE, None, R, {}),
+         Role.FAILURE, Kind.ALLOC, None, {"allocated": 256, "matched": 256, "computed": 336}),
         (f"Scheduled to load 512 tokens (336 cached in vLLM) for request {R}{WHERE}", Role.EVENT, Kind.LOAD_PLAN, R,
          {"start": 336, "count": 176}),
         (f"Scheduled to load 256 tokens (336 cached in vLLM) for request {R}{WHERE}", Role.EVENT, Kind.LOAD_PLAN, R,
          {"start": 336, "count": 0}),
-        (f"Skipping KV save for request {R}: slot_mapping/token_ids length mismatch (slot_mapping=352, token_ids=384)."
-         " Likely an upstream", Role.NOTE, None, R, {}),
-        (f"The number of tokens is more than the number of blocks for request {R}. Something might", Role.NOTE, None,
-         R, {}),
-        ("Num tokens: 384, num blocks: 11, block size: 32", Role.NOTE, None, None, {}),
-        ("In connector.start_load_kv, but the attn_metadata is None", Role.NOTE, None, None, {}),
-        ("Store skips 0 tokens and then stores 409 tokens", Role.NOTE, None, None, {}),
-        (f"Request {R} hit 512 offloaded tokens after 256 GPU hit tokens", Role.EVENT, Kind.RANK_LOOKUP, R,
-         {"matched": 768}),
-        (f"Request {R} offloading 3 chunks upto 768 tokens (job 7)", Role.NOTE, None, R, {}),
-        (f"Request {R}: cannot store chunks", Role.NOTE, None, R, {}),
         (f"SimpleCPUOffloadScheduler: update_state_after_alloc called for req_id={R} with num_external_tokens=64 but no"
          " pending CPU hit from get_num_new_matched_tokens(); skipping load.", Role.EVENT, Kind.LOAD, R,
          {"start": 0, "count": 0, "expected": 64}),
-        (f"Token matching for {R}: 256 matched (4 blocks), 128 new hits, prompt len 300", Role.EVENT, Kind.RANK_LOOKUP, R,
-         {"total": 300, "matched": 256}),
-        (f"MooncakeConnector update_state_after_alloc: req_id={R} num_external_tokens=96, kv_transfer_params={{}}",
-         Role.EVENT, Kind.ALLOC, R, {"allocated": 96}),
-        (f"req {R}: local blocks(3) < remote blocks(4) in a KV cache group", Role.NOTE, None, R, {}),
-        (f"NIXLConnector request_finished({R}) waiting for 480 seconds before releasing blocks", Role.NOTE, None, R, {}),
         ("AssertionError: num_external_tokens=300 is not aligned to hash_block_size=16", Role.FAILURE, Kind.FAILURE, None,
          {"call": "update_state_after_alloc"}),
         ("AssertionError: SimpleCPU external loads must start at a scheduler-block boundary", Role.FAILURE, Kind.FAILURE,
@@ -133,8 +105,6 @@ def test_a_lookup(rest: str, kind: Kind, fields: tuple[int, ...]) -> None:
          {"call": "update_state_after_alloc"}),
         (f"AssertionError: Preempted request {R} has num_computed_tokens 256 but expected 336 (full_hit_adj=False)",
          Role.FAILURE, Kind.FAILURE, R, {"call": "build_connector_meta"}),
-        (f"Request {R} is still waiting for async lookup after 3 seconds, returning 0 lmcache cached tokens", Role.NOTE,
-         None, R, {}),
         (f"Lookup {R}: Backend LocalCPUBackend hit 2 chunks out of 97, 512 tokens (storage_manager.py:6:x)", Role.EVENT,
          Kind.RANK_LOOKUP, R, {"matched": 512}),
         ("[HASH_GENERATION] prefix_hash=-1, tokens_len=256, tokens_preview=(1, 2, 3), extra_keys=None, PYTHONHASHSEED=0,"
@@ -144,10 +114,6 @@ def test_a_lookup(rest: str, kind: Kind, fields: tuple[int, ...]) -> None:
          {"refs": -1}),
         ("Pin count of MemoryObj -1is negative: -2.Double unpin occurred somewhere.", Role.EVENT, Kind.REFCOUNT, None,
          {"pins": -2}),
-        (f"Releasing memory object for lookup_id={R} (cache_engine.py:1:x)", Role.NOTE, None, R, {}),
-        ("The cache block is in the storage, but it can't be retrieved (x)", Role.NOTE, None, None, {}),
-        ("Stored 1600 tokens in 0.014 seconds    # both ranks", Role.NOTE, None, None, {}),
-        ("Retrieved 1600 tokens in 0.004 seconds", Role.NOTE, None, None, {}),
         (f"Finished sending KV transfer for request {R}", Role.EVENT, Kind.SENT, R, {}),
         (f"[scheduler.py:1183] Finished sending KV transfer for request {R}", Role.EVENT, Kind.SENT, R, {}),
         (f"Finished recving KV transfer for request {R}", Role.EVENT, Kind.RECEIVED, R, {}),
@@ -159,8 +125,6 @@ def test_a_lookup(rest: str, kind: Kind, fields: tuple[int, ...]) -> None:
          Role.EVENT, Kind.FREE, R, {"lease_expired": True}),
         (f"Potentially invalid KV blocks for unrecognized request {R} were retrieved by a decode worker.", Role.EVENT,
          Kind.READ, R, {}),
-        ("Engine 000: Running: 1 reqs, Prefix cache hit rate: 0.0%, External prefix cache hit rate: 47.6%", Role.NOTE,
-         None, None, {}),
         ("x.prompt_token_stats=PromptTokenStats(ALL_SOURCES=('a',), computed=3809, **local_cache_hit=-1,**"
          " external_kv_transfer=0, **cached_tokens=-1**, recomputed_tokens=0, total=3808)", Role.EVENT, Kind.STATS, None,
          {"total": 3808, "reported": -1, "from_connector": 0}),
@@ -170,39 +134,13 @@ def test_a_form(text: str, role: Role, kind: Kind | None, request_id: str | None
     reading = read(text)
     assert reading is not None
     assert (reading.role, reading.kind, reading.request, reading.fields) == (role, kind, request_id, fields)
-    assert reading.words
 
 
-@pytest.mark.parametrize(
-    ("text", "system"),
-    [
-        (f"Reqid: {R}, Total tokens 900, kvpool hit tokens: 512, need to load: 176, num_computed_tokens 336", "kvpool"),
-        (f"request_id: {R}, total tokens: 900, External hit tokens: 512, computed tokens: 336, need to fetch: 176",
-         "LMCache"),
-        (f"Req id={R}, total_tokens=900, Mooncake hit tokens=512, num_computed_tokens=336, need to load=176", "Mooncake"),
-        (f"Reqid: {R}, need to load: 176, LMCache matched tokens: 512, num_computed_tokens: 336, Total tokens: 900",
-         "LMCache"),
-        (f"Reqid: {R}, Total tokens 900.0, LMCache hit tokens: tensor(512, device='cuda:0'), need to load: np.int64(176),"
-         " num_computed_tokens 336", "LMCache"),
-        (f"[rank0]: INFO Reqid: '{R}', Total tokens 900, LMCache hit tokens: 5_12, need to load: 176", None),
-        (f"Reqid: {R}, Total tokens 900, LMCache hit chunks: 2, need to load: 176", None),
-    ],
-)  # fmt: skip
-def test_a_lookup_is_read_by_what_its_numbers_count(text: str, system: str | None) -> None:
-    reading = read(text)
-    if system is None:
-        assert reading is None
-        return
+def test_a_lookup_of_lmcache_s_siblings_has_another_name() -> None:
+    reading = read(reqid("900, kvpool hit tokens: 512, need to load: 176, num_computed_tokens 336"))
     assert reading is not None
-    assert (reading.kind, reading.request, reading.connector) == (Kind.LOOKUP, R, system)
+    assert (reading.kind, reading.request, reading.connector) == (Kind.LOOKUP, R, "kvpool")
     assert reading.fields == {"total": 900, "computed": 336, "matched": 512, "returned": 176}
-
-
-@pytest.mark.parametrize("printed", ["10,009", "10_009", "10009", "10009.0"])
-def test_a_count_may_be_printed_with_its_thousands_apart_or_as_a_fraction(printed: str) -> None:
-    reading = read(f"Reqid: {R}, Total tokens {printed}, LMCache hit tokens: 0, need to load: 0")
-    assert reading is not None
-    assert reading.fields["total"] == 10009
 
 
 @pytest.mark.parametrize(
@@ -232,6 +170,8 @@ def test_a_store_is_read_whatever_its_verb(text: str) -> None:
         'INFO:     127.0.0.1:33988 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
         f"KeyError: '{R}'",
         f"Reqid: {R}, Total tokens 900, LMCache hit tokens: 51",
+        f"Reqid: {R}, Total tokens 900, LMCache hit tokens: None.",
+        f"Reqid: {R}, Total tokens 900, LMCache hit chunks: 2, need to load: 176",
         f"Reqid: {R}, Total tokens 9{'0' * 20}, LMCache hit tokens: 51, need to load: 4",
         "Num retrieved tokens: 0, num expected tok",
     ],

@@ -22,6 +22,7 @@ LINES = [
     f"{ENGINE}\x1b[36m{HEADER}\x1b[0mFinished recving KV transfer for request cmpl-b",
     f"{ENGINE}{HEADER}Scheduled to load 256 tokens (0 cached in vLLM) for request cmpl-a",
     f"{ENGINE}{HEADER}Storing KV cache for 256 out of 256 tokens (skip_leading_tokens=0) for request cmpl-a",
+    f"{ENGINE}{HEADER}Stored 256 out of total 256 tokens. size: 0.0273 gb",
     f"{ENGINE}{HEADER}nothing of ours, \u201cquoted\u201d and {{braced}}",
 ]
 """With ids at the end of a message, colours, letters that JSON escapes."""
