@@ -34,7 +34,6 @@ class AdmissionContext(Struct, eq=False):
         begun: up to where all of these requests have computed it: with several KV cache groups it may be lost again.
         unfollowed: up to where a request goes on computing it whose progress is not recorded.
         pending_by: the request that goes on furthest, and its admission.
-        is_last_open: whether a running request may have computed the final block, which nobody reports.
         shadow: why requests with unknown prompts may be computing; None if there are none.
         groups: the KV cache groups, where there are several and what a hit needs of each is known.
         has_groups: whether there are several, and that is not known: only the first one's blocks are.
@@ -54,7 +53,6 @@ class AdmissionContext(Struct, eq=False):
     begun: int = 0
     unfollowed: int = 0
     pending_by: BlockChange | None = None
-    is_last_open: bool = False
     shadow: NotRecorded | None = None
     groups: HybridGroups | None = None
     has_groups: bool = False
@@ -338,7 +336,7 @@ class Attribution:
             return _Reason(Cause.LAST_TOKEN, asked.sources[-1][0])
         if fact is not None and fact.state is BlockState.HELD:
             return None if asked.has_groups else _Reason(Cause.LAST_TOKEN, self._vllm.name, fact)
-        if asked.is_last_open or (fact is not None and fact.state in (BlockState.COMPUTED, BlockState.UNSURE)):
+        if fact is not None and fact.state is BlockState.UNSURE:
             return None  # vLLM may hold it, too
         for view in self._views:
             chunk = view.state(block)
@@ -356,8 +354,6 @@ class Attribution:
     def _block(self, block: int, fact: BlockChange | None, start: int, end: int) -> _Reason:
         """A block, and those behind it with the same known about them: the first reason that is true of them."""
         vllm, asked = self._vllm, self._context
-        if asked.is_last_open and end == asked.total and (fact is None or fact.state is not BlockState.HELD):
-            return _UNKNOWN[NotRecorded.CACHE_EVENTS]
         was_handed = asked.handed is not None and (self._is_handed(end) or self._is_promised(start))
         is_new = fact is None and block >= asked.pending and not was_handed
         if is_new and not self._stores_know(block) and not self._is_shadowed(block):
@@ -367,7 +363,7 @@ class Attribution:
                 return _UNKNOWN[NotRecorded.GROUPS]
             return _Reason(Cause.REFUSED if block == self._hole else Cause.STRANDED, vllm.name, fact)
         chunks = [(view, view.state(block)) for view in self._views]
-        may_be_in_vllm = fact is not None and fact.state in (BlockState.COMPUTED, BlockState.UNSURE)
+        may_be_in_vllm = fact is not None and fact.state is BlockState.UNSURE
         for view, chunk in chunks:
             if may_be_in_vllm and view.store.groups is not None:
                 continue
@@ -425,11 +421,9 @@ class Attribution:
     ) -> NotRecorded | None:
         """Why it is not known whether a cache holds it; None if it is known."""
         is_hole = block == self._hole and (block + 1) * self._context.block_size < self._context.total
-        if fact is not None and not is_hole:  # the lookup itself says that vLLM does not hold the hole
-            if fact.state is BlockState.UNSURE:
-                return self._vllm.why
-            if fact.state is BlockState.COMPUTED:
-                return NotRecorded.CACHE_EVENTS
+        # The lookup itself says that vLLM does not hold the hole.
+        if fact is not None and fact.state is BlockState.UNSURE and not is_hole:
+            return self._vllm.why
         for view, chunk in chunks:
             if not view.store.is_reported:
                 return view.store.why
@@ -463,8 +457,6 @@ class Attribution:
         for cache, loss in losses:
             if loss.state in (BlockState.ABSENT, BlockState.UNSURE):
                 return _UNKNOWN[cache.why]
-        if fact is not None and fact.state is BlockState.COMPUTED:  # evicted or reset, and nobody says when
-            return _UNKNOWN[NotRecorded.CACHE_EVENTS]
         if not losses:
             return _NEW
         cache, loss = max(losses, key=lambda each: each[1].number)

@@ -25,19 +25,17 @@ class BlockState(IntEnum):
     HELD = 1
     EVICTED = 2
     RESET = 3
-    COMPUTED = 4
-    """It was computed, and nobody says whether vLLM's cache still holds it."""
-    STORING = 5
+    STORING = 4
     """Its store is under way."""
-    FULL = 6
+    FULL = 5
     """It was not stored: there was no room."""
-    FAILED = 7
+    FAILED = 6
     """It was not stored: the transfer failed."""
-    ABSENT = 8
+    ABSENT = 7
     """The cache does not hold it, and whether it ever did is not known."""
-    UNSURE = 9
+    UNSURE = 8
     """Nothing is known of it."""
-    UNCACHED = 10
+    UNCACHED = 9
     """One of several KV cache groups has never kept its part of it."""
 
 
@@ -67,7 +65,7 @@ class BlockChange(Struct, eq=False, gc=False):
 
 
 ABSENT, UNSURE = BlockChange(BlockState.ABSENT, 0), BlockChange(BlockState.UNSURE, 0)
-_FORGOTTEN = {state: BlockChange(state, 0) for state in (BlockState.HELD, *LOST, BlockState.COMPUTED)}
+_FORGOTTEN = {state: BlockChange(state, 0) for state in (BlockState.HELD, *LOST)}
 
 
 class CacheModel:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kvtrail.tracer.causes.attribution import AdmissionContext, Attribution, Store
 from kvtrail.tracer.causes.cache_model import UNSTORED, BlockChange, BlockState, CacheModel, Key
-from kvtrail.tracer.causes.fleet import Fleet
+from kvtrail.tracer.causes.fleet import MODEL_DIGITS, Fleet
 from kvtrail.tracer.causes.handed_over import HandedOver, named
 from kvtrail.tracer.causes.hybrid_groups import HybridGroups
 from kvtrail.tracer.causes.request_state import RequestState, doubted, in_common, shortened
@@ -25,7 +25,6 @@ from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import (
     UNFAMILIAR,
     Alloc,
-    CacheReset,
     Event,
     Evict,
     Handoff,
@@ -171,7 +170,7 @@ class Causes:
     def _enter_request_start(self, event: RequestStart) -> None:
         self._drop(event.request or "")
         request = self._of(event)
-        request.block_size, request.prompt = event.block_size or 0, event.total or 0
+        request.block_size = event.block_size or 0
         request.identity = event.identity
         request.not_recorded = NotRecorded.BLOCK_HASHES if event.block_after is None else NotRecorded.CHAIN
         self._chains.add(request.chain, event)
@@ -189,18 +188,16 @@ class Causes:
             self._of(event).handed = HandedOver.by(event, self._fact(BlockState.HELD, event))
 
     def _enter_lookup(self, event: Lookup) -> None:
-        if event.cache_identity is not None and event.cache_identity != self._identity:
-            self.engine, self._identity = event.engine, event.cache_identity
-            self._fleet.join(event.cache_identity, self)
+        identity = event.cache_identity
+        if identity is not None and not self._vllm.is_reported:
+            identity = identity[:MODEL_DIGITS]  # what it holds is not known
+        if identity is not None and identity != self._identity:
+            self.engine, self._identity = event.engine, identity
+            self._fleet.join(identity, self)
         request, connector_id = self._of(event), event.connector_id
         self._awaited.add(event.request or "")
         if event.block_hashes:
             self._chains.add(request.chain, event)
-            request.reached = min(request.reached, (event.block_first or 0) * request.block_size)
-        if event.epoch and event.total > request.prompt > 0:  # it had output: all but the last token was computed
-            reached = request.reached
-            self._ran(event, request, event.total - 1)
-            request.reached = reached  # that was before its preemption
         offers = request.offers
         if offers and (connector_id in offers or offers.allocs):  # the connectors are asked once more
             offers.clear()
@@ -224,12 +221,13 @@ class Causes:
         declared = groups_of(lookup.groups)
         is_known = bool(size) and request.chain.is_whole and request.chain.end >= full
         not_recorded = request.not_recorded
+        if is_known and not self._vllm.is_reported:
+            is_known, not_recorded = False, NotRecorded.CACHE_EVENTS
         has_groups = len(declared) > 1
         if has_groups and request.chain.end > full:  # hashes of pieces of blocks, which a hit may consist of, too
             is_known, not_recorded = False, NotRecorded.GROUPS
         chain = request.chain.hashes if is_known else None
-        is_joint = self._has_groups and self._vllm.is_reported
-        groups = HybridGroups.of(declared, size) if is_joint else None
+        groups = HybridGroups.of(declared, size) if self._has_groups else None
         pending, by = self._pending(event.request or "", chain, full)
         computed, possible = lookup.computed, 0
         if groups is not None and groups.has_states and chain and not allocated:
@@ -245,7 +243,6 @@ class Causes:
             block_size=size,
             chain=chain if full else (),
             not_recorded=not_recorded,
-            is_last_open=self._is_last_open(event.request or "", chain, lookup.total, size),
             shadow=self._shadow(event, request) if chain else None,
             groups=groups,
             has_groups=self._has_groups and groups is None,
@@ -380,15 +377,6 @@ class Causes:
             if same:
                 yield going, same, fact
 
-    def _is_last_open(self, name: str, chain: Sequence[bytes] | None, total: int, size: int) -> bool:
-        """Whether a running request may have computed the prompt's final block: vLLM's lookup says nothing of it. Only
-        asked where what vLLM's cache gains is not reported."""
-        if self._vllm.is_reported or not chain or total % size:
-            return False
-        last = len(chain[: total // size]) - 1
-        others = (request for other, request in self._requests.items() if other != name)
-        return any(request.chain.of(last) == chain[last] for request in others)
-
     def _shadow(self, event: Alloc, request: RequestState) -> NotRecorded | None:
         """Why requests with unknown prompts may be computing; None if there are none."""
         if event.end_ns < self._shadow_ns:
@@ -404,11 +392,11 @@ class Causes:
 
     def _enter_schedule(self, event: Schedule) -> None:
         name = event.request or ""
-        if name not in self._awaited and self._vllm.is_reported:
+        if name not in self._awaited:
             return  # nearly always: it goes on
         request = self._of(event)
         request.offers.clear()
-        self._ran(event, request, event.computed + event.scheduled)
+        request.reached = max(request.reached, event.computed + event.scheduled)
         if event.computed + event.scheduled >= request.computing * request.block_size:
             self._computing.pop(name, None)
         request.failed_from = None
@@ -471,7 +459,6 @@ class Causes:
             request.failed_from = max(request.promised[0], min(first, default=0))
 
     def _enter_preempt(self, event: Preempt) -> None:
-        self._ran(event, self._of(event), event.computed or 0)
         self._computing.pop(event.request or "", None)
 
     def _enter_request(self, event: RequestEnd) -> None:
@@ -481,31 +468,11 @@ class Causes:
             self._settle(request)
         if event.block_hashes:
             self._chains.add(request.chain, event)
-        self._ran(event, request, 0 if request.has_ended else event.computed or 0)
         if request.has_ended:
             self._awaited.discard(event.request or "")
             self._computing.pop(event.request or "", None)
         else:
             self._drop(event.request or "")
-
-    def _ran(self, event: Event, request: RequestState, computed: int) -> None:
-        """A request has been computed up to there. Where it is not reported what vLLM's cache gains, it may be in it from now
-        on."""
-        size, first = request.block_size, request.reached
-        if computed <= first:
-            return
-        request.reached = computed
-        if self._vllm.is_reported or not size or computed // size == first // size:
-            return
-        if request.chain.is_whole:
-            blocks = request.chain.hashes[first // size : computed // size]
-            fact = self._fact(BlockState.COMPUTED, event)
-            for number in range(len(groups_of(event.groups))):
-                self._vllm.group(number).record(blocks, fact)
-        else:
-            self._number += 1
-            self._vllm.lose(self._number, request.not_recorded)
-            self._fresh = {}
 
     # Caches.
 
@@ -597,10 +564,6 @@ class Causes:
                 facts += [held if change > 0 else gone] * min(abs(change), len(hashes) - known - len(facts))
             cache.record_each(dict(zip(hashes[known:], facts, strict=False)))
             known += len(facts)
-
-    def _enter_cache_reset(self, event: CacheReset) -> None:
-        if not self._vllm.is_reported:
-            self._vllm.clear(self._fact(BlockState.RESET, event))
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         cache, keys = self._store(event.connector_id), self._keys(event)
@@ -696,7 +659,6 @@ _ENTER: dict[str, Callable[[Causes, Any], None]] = {
     Kind.RECEIVED: Causes._enter_received,
     Kind.LOAD_ERROR: Causes._enter_load_error,
     Kind.PREFIX_CACHE: Causes._enter_prefix_cache,
-    Kind.CACHE_RESET: Causes._enter_cache_reset,
     Kind.STORE_PLAN: Causes._enter_store_plan,
     Kind.TRANSFER_END: Causes._enter_transfer_end,
     Kind.EVICT: Causes._enter_evict,

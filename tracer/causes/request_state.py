@@ -21,7 +21,6 @@ class RequestState(Struct, eq=False):
         chain: the hashes of its blocks.
         not_recorded: why they are not known, if they are not.
         block_size: tokens of each; 0 where they are not known.
-        prompt: its tokens when it began; 0 where that was not reported.
         identity: its cache salt and adapter, if it has any.
         deferred: the connectors that have answered 'ask me later' since the last admission.
         offers: of the connectors, for the admission that is coming.
@@ -44,7 +43,6 @@ class RequestState(Struct, eq=False):
     chain: Chain = field(default_factory=Chain)
     not_recorded: NotRecorded = NotRecorded.LOST
     block_size: int = 0
-    prompt: int = 0
     identity: str | None = None
     epoch: int = 0
     deferred: set[str] = field(default_factory=set)

@@ -56,9 +56,12 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         known_by: how it detects a fault.
         groups: what it says of a model with several KV cache groups.
         level: the least level of recording at which it finds its drift.
-        explanation: a format string: `{0}` is the first witness (see `Witness.__format__`), `{name}` is one of the finding's
-            numbers.
-        explanations: several of them. A rule that judges in several places has one for each, by the finding's number `where`.
+        explanation: a format string: `{0}` is the first witness (see `Witness.__format__`), `{last}` the last one, `{name}`
+            one of the finding's numbers.
+        explanations: several of them, by name. If the rule judges in several places, names begin with the finding's number
+            `where`. The first that has all it names is used, so those that need more come first. One with the name of a
+            number (behind the place) also needs that this is neither absent nor false.
+        further: sentences to be added, each if the finding has all numbers that it names.
         invariant: the invariant as a formula, its source, and what it needs, in Markdown.
         runbook: what a finding means, what to look at, its usual causes, and what to do, in Markdown.
     """
@@ -73,6 +76,7 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     level: Level = Level.BASIC
     explanation: str = ""
     explanations: dict[str, str] = {}  # msgspec copies it
+    further: tuple[str, ...] = ()
     invariant: str = ""
     runbook: str = ""
 
@@ -80,6 +84,13 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def severity(self) -> Severity:
         """The worst that a finding can do."""
         return self.severities[0]
+
+    def texts(self, where: str | None) -> dict[str, str]:
+        """The explanations for a finding at this place, by what is behind the place in their names."""
+        if where is None:
+            return self.explanations or {"": self.explanation}
+        places = {name: name.partition(", ") for name in self.explanations}
+        return {behind: self.explanations[name] for name, (place, _, behind) in places.items() if place == where}
 
     @property
     def advice(self) -> str:

@@ -58,7 +58,7 @@ INCIDENTS = [
         text="L 1024 c0 h1024 -> 1024  # found by reading, nothing was run",
         rule="full-hit",
         numbers={"total": 1024, "computed": 0, "returned": 1024},
-        says="At most 1023 may be cached",
+        says="The last token must be left",
     ),
     Incident(
         id="vllm-50864",

@@ -159,7 +159,7 @@ INCIDENTS = [
         """,
         rule="statistics",
         numbers=_stats(3808, -1, 0, "-1 tokens cannot be cached"),
-        says="reported -1",
+        says="reported: -1",
     ),
     Incident(
         id="LMCache-3490",
@@ -184,7 +184,7 @@ INCIDENTS = [
         """,
         rule="partial-hit",
         numbers={"where": "ranks", "claimed": 1024, "by_rank": {"0": 1024, "1": 1024, "2": 512, "3": 1024}, "rank": 2},
-        says="claimed 1024 tokens, but rank 0 held 1024, rank 1 held 1024, rank 2 held 512",
+        says="claimed 1024 tokens. Its ranks held: 0: 1024; 1: 1024; 2: 512",
     ),
     Incident(
         id="LMCache-1426",
@@ -197,7 +197,7 @@ INCIDENTS = [
         """,
         rule="partial-hit",
         numbers={"where": "ranks", "claimed": 512, "by_rank": {"0": 512, "1": 0}, "rank": 1},
-        says="claimed 512 tokens, but rank 0 held 512, rank 1 held 0",
+        says="claimed 512 tokens. Its ranks held: 0: 512; 1: 0",
     ),
     Incident(
         id="LMCache-1357",

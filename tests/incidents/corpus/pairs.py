@@ -173,7 +173,7 @@ INCIDENTS = [
             "handed": 600,
             "shorter": False,
         },
-        says="the first 600 tokens of the two differ",
+        says="the digests of the 600 tokens that are handed over",
     ),
     Incident(
         id="vllm-52234-blocks",
@@ -260,7 +260,7 @@ INCIDENTS = [
         """,
         rule="unacknowledged-handoff",
         numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "received": True, "quiet_s": 10},
-        says="nobody had reported to need them no more",
+        says="not all of their readers had reported to need them no more",
     ),
     Incident(
         id="vllm-18590",
@@ -311,7 +311,7 @@ INCIDENTS = [
         """,
         rule="stale-handoff",
         numbers={"where": "given", "late_s": 2.004, "expired": False, "state": "done"},
-        says="another request was given some of them. The engine's own write of them to another one ended (done)",
+        says="its own write of them to the other engine ended",
     ),
     Incident(
         id="vllm-43509",

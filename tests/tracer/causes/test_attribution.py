@@ -71,7 +71,6 @@ def asked(rng: random.Random) -> tuple[AdmissionContext, CacheModel, list[Store]
         chain=chain,
         pending=rng.choice((0, rng.randrange(full + 1))),
         pending_by=BlockChange(BlockState.STORING, 99),
-        is_last_open=rng.random() < 0.15,
         shadow=rng.choice((None, None, None, NotRecorded.LOST)),
         has_groups=rng.random() < 0.1,
         promised=rng.choice(((0, 0), (promised, rng.randrange(promised, total + 1)))),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from kvtrail.tracer.events.events import Event, Job, Received, Sent, TransferEnd
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.loads.async_declaration import synchronous_load
 from kvtrail.tracer.rules.rule import RequestRule
 
@@ -54,14 +54,6 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
         if (before := account.states[Completions].ended.get(event.job)) is not None:
             return _drift("transfer", before, event)
         return Unknown.UNSEEN
-
-    def template(self, finding: Finding) -> str:
-        text = "At {0:epoch} a {what} of the request was reported as finished, and none was under way"
-        if finding.numbers["repeated"]:
-            text = "At {1:epoch} a {what} was reported as finished that had been reported at {0.label} already"
-        if "connectors" in finding.numbers:
-            text += "; by which of the {connectors} connectors that were asked about the request, is not known"
-        return text + "."
 
 
 def _drift(what: str, before: Event | None, event: Event) -> Drift:
