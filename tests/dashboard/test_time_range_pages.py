@@ -431,7 +431,7 @@ def test_while_the_clock_goes_on_within_a_step_the_axis_stays() -> None:
 
 
 def test_tiers_have_colours_in_turn_and_the_others_their_own() -> None:
-    answer = {"worth": {"tiers": {"near": 1, "store": 2, "far": 3}, "local": 1, "asked": 9}}
+    answer = {"worth": {"causes": {"loaded:near": 1, "loaded:store": 2, "loaded:far": 3}, "local": 1, "asked": 9}}
     shown = charts.source_colours(answer, dark=True)
     assert list(shown) == ["vLLM's own cache", "near", "connector's store", "far", "computed"]
     assert shown["connector's store"] == palette.GREEN.dark

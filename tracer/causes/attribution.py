@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel, Key
-from kvtrail.tracer.causes.handed_over import HandedOver
 from kvtrail.tracer.causes.hybrid_groups import HybridGroups
+from kvtrail.tracer.causes.request_state import HandedOver
 from kvtrail.tracer.model.causes import NOTHING, PEER, Cause, Detail, NotRecorded, Part
 
 MAX_PARTS = 200
@@ -26,8 +26,7 @@ class AdmissionContext(Struct, eq=False):
         total: its tokens.
         computed: those that vLLM's own cache held.
         possible: those that it may have held, where that is not known of a recurrent group.
-        allocated: those that the connector was to load.
-        sources: these by tier, where the connector names tiers.
+        sources: those that the connector was to load, by tier, where it names tiers.
         block_size: tokens of a block.
         chain: the hashes of its full blocks; None where they are not known, which `not_recorded` explains.
         pending: up to where in the prompt, in blocks, running requests have the same prompt and go on computing it.
@@ -44,7 +43,6 @@ class AdmissionContext(Struct, eq=False):
 
     total: int
     computed: int
-    allocated: int
     sources: Sequence[tuple[str, int]]
     block_size: int
     chain: Sequence[bytes] | None

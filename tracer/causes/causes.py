@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,9 +17,8 @@ from msgspec.structs import replace
 from kvtrail.tracer.causes.attribution import AdmissionContext, Attribution, Store
 from kvtrail.tracer.causes.cache_model import UNSTORED, BlockChange, BlockState, CacheModel, Key
 from kvtrail.tracer.causes.fleet import MODEL_DIGITS, Fleet
-from kvtrail.tracer.causes.handed_over import HandedOver, named
 from kvtrail.tracer.causes.hybrid_groups import HybridGroups
-from kvtrail.tracer.causes.request_state import RequestState, doubted, in_common, shortened
+from kvtrail.tracer.causes.request_state import HandedOver, RequestState, doubted, in_common, named, shortened
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.cache_groups import FULL, groups_of
 from kvtrail.tracer.events.capabilities import Capability
@@ -228,17 +228,20 @@ class Causes:
             is_known, not_recorded = False, NotRecorded.GROUPS
         chain = request.chain.hashes if is_known else None
         groups = HybridGroups.of(declared, size) if self._has_groups else None
-        pending, by = self._pending(event.request or "", chain, full)
+        going_on = list(self._going_on(event.request or "", chain, full))
+        pending, by = max(((same, fact) for _, same, fact in going_on), key=itemgetter(0), default=(0, None))
         computed, possible = lookup.computed, 0
         if groups is not None and groups.has_states and chain and not allocated:
             computed, possible = groups.held(self._vllm, chain, size, computed, self._is_fresh)
-        begun, unfollowed = self._begun(event.request or "", chain, full) if pending and has_groups else (0, 0)
+        begun = unfollowed = 0
+        if going_on and has_groups:
+            begun = min(going.reached // going.block_size if going.block_size else 0 for going, *_ in going_on)
+            unfollowed = max((same for going, same, _ in going_on if not going.is_followed), default=0)
         together = groups.unit // size if groups is not None else 1
         context = AdmissionContext(
             total=lookup.total,
             computed=computed,
             possible=possible,
-            allocated=allocated,
             sources=self._sources(request, allocs, allocated) if allocated else (),
             block_size=size,
             chain=chain if full else (),
@@ -348,20 +351,6 @@ class Causes:
         takes = request.handed is not None and (is_only or cache.name == PEER)
         is_guarded = lookup.refused is not None and not lookup.returned
         return Store(cache, is_reported, chunk, lookup.matched, offered, was_deferred, groups, why, takes, is_guarded)
-
-    def _pending(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, BlockChange | None]:
-        """Up to where running requests go on computing the same prompt, in blocks, and the one that goes on furthest."""
-        furthest, by = 0, None
-        for _, same, fact in self._going_on(name, chain, full):
-            if same > furthest:
-                furthest, by = same, fact
-        return furthest, by
-
-    def _begun(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, int]:
-        """How many blocks of it all of these requests have computed, and up to where those go on that are not followed."""
-        going_on = list(self._going_on(name, chain, full))
-        begun = min(going.reached // going.block_size if going.block_size else 0 for going, *_ in going_on)
-        return begun, max([same for going, same, _ in going_on if not going.is_followed], default=0)
 
     def _going_on(
         self, name: str, chain: Sequence[bytes] | None, full: int

@@ -8,10 +8,33 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvtrail.tracer.causes.cache_model import BlockChange
-from kvtrail.tracer.causes.handed_over import HandedOver
+from kvtrail.tracer.events.events import Handoff
 from kvtrail.tracer.events.hash_chains import Chain
 from kvtrail.tracer.ledger.facts import Breakdown, Offers
-from kvtrail.tracer.model.causes import Cause, Detail, NotRecorded, Part
+from kvtrail.tracer.model.causes import PEER, Cause, Detail, NotRecorded, Part
+
+
+class HandedOver(Struct, frozen=True, gc=False):
+    """A hand-off, as the request that takes it received it: what the engine that gives says itself may be heard later, or
+    never, and no cause depends on it.
+
+    Attributes:
+        fact: the event that shows it.
+        epoch: the request's epoch then: what was handed over is read once.
+        tokens: of the prompt, those with KV that is handed over; None where that is not said.
+        engine: the engine that gives; empty where it is not named.
+    """
+
+    fact: BlockChange
+    epoch: int
+    tokens: int | None
+    engine: str
+
+    @classmethod
+    def by(cls, event: Handoff, fact: BlockChange) -> HandedOver:
+        """The hand-off of an event. What has no name is kept by nobody, so nothing is handed over."""
+        tokens = event.handoff_tokens if event.handoff_keys else 0
+        return cls(fact, event.epoch, tokens, event.handoff_peer or "")
 
 
 class RequestState(Struct, eq=False):
@@ -100,3 +123,13 @@ def in_common(one: Sequence[bytes], other: Sequence[bytes], most: int) -> int:
         else:
             high = middle - 1
     return low
+
+
+def named(parts: Iterable[Part], handed: HandedOver) -> list[Part]:
+    """The parts, those of the hand-off with the engine that gives."""
+    return [
+        replace(part, detail=replace(part.detail, engine=handed.engine))
+        if part.tier == PEER and handed.engine
+        else part
+        for part in parts
+    ]

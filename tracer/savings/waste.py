@@ -6,7 +6,7 @@ prompt up to there. Requests that begin alike and lose the same beginning have t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,13 +53,12 @@ class WasteFilter:
 
     Attributes:
         since_ns, until_ns: admitted at or after `since_ns`, and before `until_ns`.
-        engine, tenant, cause: as the rows name them; an empty text means any.
+        tenant, cause: as the rows name them; an empty text means any.
         engines, prefixes: any of these; None means any.
     """
 
     since_ns: int
     until_ns: int
-    engine: str = ""
     tenant: str = ""
     cause: str = ""
     engines: Sequence[str] | None = None
@@ -150,13 +149,10 @@ def grouped(
     *,
     engine: int,
     rates: Mapping[str, float],
-    only: Collection[tuple[str, ...]] | None = None,
 ) -> dict[tuple[str, ...], Waste]:
     """Sums by what `key` makes of their groups, those with most tokens first. `engine` is the place of the engine in a group,
     `rates` are the engines' prefill rates in tokens per second."""
     found: dict[tuple[str, ...], Waste] = {}
     for each in sums:
-        group = key(each.of)
-        if only is None or group in only:
-            found.setdefault(group, Waste()).add(each, rates.get(each.of[engine]))
+        found.setdefault(key(each.of), Waste()).add(each, rates.get(each.of[engine]))
     return dict(sorted(found.items(), key=lambda item: (-item[1].tokens, item[0])))

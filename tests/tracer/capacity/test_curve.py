@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 
 from kvtrail.tracer.capacity.accesses import Access, wanted_of
-from kvtrail.tracer.capacity.curve import Curve
+from kvtrail.tracer.capacity.memory_curves import Curve
 from kvtrail.tracer.capacity.reuse_distance import ReuseDistances
 
 CAPACITIES = (1, 2, 5, 10, 20, 40, 80, 160, 400)

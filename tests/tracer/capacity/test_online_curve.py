@@ -18,8 +18,7 @@ from wire import encoded
 
 from kvtrail.tracer.capacity import online_curve
 from kvtrail.tracer.capacity.accesses import Access, wanted_of
-from kvtrail.tracer.capacity.curve import Curve
-from kvtrail.tracer.capacity.memory_curves import curve_of_measures, memory_curves
+from kvtrail.tracer.capacity.memory_curves import Curve, curve_of_measures, memory_curves
 from kvtrail.tracer.capacity.online_curve import BEGUN, SAMPLED, STEPS, WANTED, OnlineMissRatioCurve
 from kvtrail.tracer.events.events import Alloc, Lookup, RequestEnd, Reset, Schedule, Store
 from kvtrail.tracer.events.spans import LATEST_NS
