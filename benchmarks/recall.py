@@ -14,7 +14,9 @@ from pathlib import Path
 from statistics import NormalDist, median
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
+import rule_pages
 from faults import OF_BYTES, OF_PAIRS, RULES, VARIANTS
 from history import heartbeats, rules_found
 from incidents.classes import CLASSES
@@ -23,7 +25,7 @@ from incidents.holdout import FIRST, FIRST_BY_AREA, HOLDOUT, SECOND, THIRD
 from incidents.incident import Incident, Scenario
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.rules import documentation, pages
+from kvtrail.tracer.rules import pages
 from kvtrail.tracer.rules.pages import KnownBy
 
 PAGE = Path(__file__).parents[1] / "docs" / "recall.md"
@@ -225,14 +227,14 @@ def rules_page() -> str:
         if between := [mistake for mistake, finder in OF_PAIRS.items() if finder == rule]:
             faults.append(f"between two engines: {', '.join(between)}")
         lines.append(f"| `{rule}` | {', '.join(words.classes)} | {', '.join(faults) or 'none'} | {found} | {alike} |")
-    return documentation.rules_page() + "\n".join(lines) + "\n"
+    return rule_pages.rules_page() + "\n".join(lines) + "\n"
 
 
 def runbooks_page() -> str:
     """docs/runbooks.md, with the table of the rules made of their pages."""
     before, mark, rest = RUNBOOKS.read_text().partition("## Rules\n\n")
     _, end, after = rest.partition("\n## What to send\n")
-    return before + mark + documentation.runbook_table() + end + after
+    return before + mark + rule_pages.runbook_table() + end + after
 
 
 def main() -> None:

@@ -34,26 +34,28 @@ class Access(NamedTuple):
 
 @dataclass(slots=True)
 class RequestPrefix:
-    """The prefix of a request in a connector's store, which grows while the request is computed.
+    """The prefix of an admitted request in a connector's store, which grows while the request is computed.
 
     Attributes:
+        alloc: its latest allocation.
         chain: the hashes of the request's full blocks, as far as they are known.
         chunk_size, block_size: tokens of a chunk of the store, and of a block.
         done: the number of its chunks that have been computed or loaded.
         limit: the tokens of it that the connector stores at most; None for all.
     """
 
+    alloc: Alloc
     chain: Chain
     chunk_size: int
     block_size: int
     done: int = 0
     limit: int | None = None
 
-    def admit(self, lookup: Lookup, alloc: Alloc) -> Access:
+    def admit(self, lookup: Lookup) -> Access:
         """The request is given blocks, by a lookup's answer."""
         keys = self._keys(lookup.total)
-        self.done = (lookup.computed + alloc.allocated) // self.chunk_size
-        self.limit = lookup.total if alloc.connector in LMCACHE else None
+        self.done = (lookup.computed + self.alloc.allocated) // self.chunk_size
+        self.limit = lookup.total if self.alloc.connector in LMCACHE else None
         total = lookup.total
         if ends_early(lookup):
             total = (total - 1) // self.chunk_size * self.chunk_size + 1

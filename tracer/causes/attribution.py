@@ -31,7 +31,6 @@ class AdmissionContext(Struct, eq=False):
         chain: the hashes of its full blocks; None where they are not known, which `not_recorded` explains.
         pending: up to where in the prompt, in blocks, running requests have the same prompt and go on computing it.
         begun: up to where all of these requests have computed it: with several KV cache groups it may be lost again.
-        unfollowed: up to where a request goes on computing it whose progress is not recorded.
         pending_by: the request that goes on furthest, and its admission.
         shadow: why requests with unknown prompts may be computing; None if there are none.
         groups: the KV cache groups, where there are several and what a hit needs of each is known.
@@ -49,7 +48,6 @@ class AdmissionContext(Struct, eq=False):
     not_recorded: NotRecorded = NotRecorded.BLOCK_HASHES
     pending: int = 0
     begun: int = 0
-    unfollowed: int = 0
     pending_by: BlockChange | None = None
     shadow: NotRecorded | None = None
     groups: HybridGroups | None = None
@@ -314,7 +312,6 @@ class Attribution:
             self._hole + self._unit,
             asked.pending,
             asked.begun,
-            asked.unfollowed,
         }
         ends.update(-(-tokens // size) for tokens in asked.promised)
         if asked.handed is not None and asked.handed.tokens:
@@ -370,8 +367,6 @@ class Attribution:
         known = [each for each in chunks if not (was_handed and each[0].store.takes and not each[0].store.is_reported)]
         if (why := self._may_be_held(block, fact, known)) is not None:
             return _UNKNOWN[why]
-        if asked.begun <= block < asked.unfollowed:
-            return _UNKNOWN[NotRecorded.CACHE_EVENTS]
         if asked.begun <= block < asked.pending:
             return _Reason(Cause.PENDING, vllm.name, asked.pending_by)
         for view, chunk in chunks:

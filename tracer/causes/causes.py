@@ -221,22 +221,21 @@ class Causes:
         declared = groups_of(lookup.groups)
         is_known = bool(size) and request.chain.is_whole and request.chain.end >= full
         not_recorded = request.not_recorded
-        if is_known and not self._vllm.is_reported:
-            is_known, not_recorded = False, NotRecorded.CACHE_EVENTS
         has_groups = len(declared) > 1
         if has_groups and request.chain.end > full:  # hashes of pieces of blocks, which a hit may consist of, too
             is_known, not_recorded = False, NotRecorded.GROUPS
-        chain = request.chain.hashes if is_known else None
+        chain = followed = request.chain.hashes if is_known else None
+        if chain is not None and not self._vllm.is_reported:
+            followed, not_recorded = None, NotRecorded.CACHE_EVENTS
         groups = HybridGroups.of(declared, size) if self._has_groups else None
         going_on = list(self._going_on(event.request or "", chain, full))
         pending, by = max(((same, fact) for _, same, fact in going_on), key=itemgetter(0), default=(0, None))
         computed, possible = lookup.computed, 0
         if groups is not None and groups.has_states and chain and not allocated:
             computed, possible = groups.held(self._vllm, chain, size, computed, self._is_fresh)
-        begun = unfollowed = 0
+        begun = 0
         if going_on and has_groups:
             begun = min(going.reached // going.block_size if going.block_size else 0 for going, *_ in going_on)
-            unfollowed = max((same for going, same, _ in going_on if not going.is_followed), default=0)
         together = groups.unit // size if groups is not None else 1
         context = AdmissionContext(
             total=lookup.total,
@@ -244,14 +243,13 @@ class Causes:
             possible=possible,
             sources=self._sources(request, allocs, allocated) if allocated else (),
             block_size=size,
-            chain=chain if full else (),
+            chain=followed if full else (),
             not_recorded=not_recorded,
             shadow=self._shadow(event, request) if chain else None,
             groups=groups,
             has_groups=self._has_groups and groups is None,
             pending=pending // together * together,
             begun=begun // together * together,
-            unfollowed=unfollowed // together * together,
             pending_by=by,
             promised=request.lost,
             promised_by=request.lost_tier,
@@ -283,7 +281,7 @@ class Causes:
                 self._handed_over.update(dict.fromkeys(b for b in chain[loaded:begin] if not self.has_known(b)))
             for block in chain[begin:full]:
                 self._handed_over.pop(block, None)  # it computes them itself
-        request.computing, request.is_followed = full, event.blocks_ids is not None
+        request.computing = full
         if (computed + allocated) // size < full if size else False:
             self._computing[event.request or ""] = self._fact(BlockState.STORING, event, event.request or "")
 

@@ -60,7 +60,6 @@ class RequestState(Struct, eq=False):
         lost_tier: where they were to be loaded from.
         handed: what another engine has handed over to it; None where it came without such parameters.
         computing: up to where, in blocks, it is to compute its prompt.
-        is_followed: whether it is recorded how far it is: its steps are at level `detailed`, as its block table.
     """
 
     chain: Chain = field(default_factory=Chain)
@@ -83,7 +82,6 @@ class RequestState(Struct, eq=False):
     lost_tier: str = ""
     handed: HandedOver | None = None
     computing: int = 0
-    is_followed: bool = True
 
 
 def shortened(parts: Iterable[Part], computed: int, explains: BlockChange | None) -> list[Part]:

@@ -97,6 +97,12 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The hint, and the mitigation if there is one."""
         return f"{self.hint} {self.mitigation}".rstrip()
 
+    def section(self, rule: str) -> str:
+        """The part of docs/rules.md about the rule of this page."""
+        about = f"Severity: {', or '.join(self.severities)}. Level: `{self.level}`. Known by {self.known_by}."
+        about += f" Several [groups](concepts.md#kv-cache-groups): {self.groups}."
+        return f"## `{rule}`\n\n{about}\n\n{self.title}.\n\n{self.invariant}\n\nUsually: {self.advice}\n"
+
 
 @cache
 def files() -> dict[str, Path]:

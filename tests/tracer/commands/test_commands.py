@@ -21,7 +21,7 @@ from wire import encoded
 from kvtrail.__main__ import COMMANDS, GROUPS
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import TraceWriter
-from kvtrail.tracer.rules import documentation, pages
+from kvtrail.tracer.rules import pages
 
 ROOT = Path(__file__).parents[3]
 
@@ -158,7 +158,7 @@ def test_drift_beats_inconclusive(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", pages.files())
 def test_explain_says_what_the_documentation_says(rule: str) -> None:
     result = run("audit", "--explain", rule)
-    assert (result.exit_code, result.output) == (0, documentation.section(rule))
+    assert (result.exit_code, result.output) == (0, pages.page(rule).section(rule))
 
 
 def test_a_rule_is_known_by_its_old_name(tmp_path: Path) -> None:

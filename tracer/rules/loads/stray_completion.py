@@ -46,8 +46,9 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
         if type(event) is Sent:
             if evidence.end is not None or (evidence.freed is not None and evidence.sent is None):
                 return OK  # a worker may have reported before that the blocks were freed
-            if _may_be_a_siblings(event, account, account.states[Completions].sent_by):
-                return None
+            reported_by = account.states[Completions].sent_by
+            if len(account.evidence.connectors) > 1 and event.connector_id not in reported_by:
+                return None  # another child of the MultiConnector may have waited for the report
             return _drift("store", evidence.sent, event)
         if event.job in evidence.jobs:
             return OK
@@ -66,8 +67,3 @@ def _stray_load(event: Received, account: Account) -> Drift:
     if (asked := len(account.evidence.connectors)) < 2:
         return drift
     return replace(drift, numbers={**drift.numbers, "connectors": asked}, connector="")
-
-
-def _may_be_a_siblings(event: Event, account: Account, reported_by: set[str]) -> bool:
-    """Whether a child of a MultiConnector may have been passed the report that another child waited for."""
-    return len(account.evidence.connectors) > 1 and event.connector_id not in reported_by
