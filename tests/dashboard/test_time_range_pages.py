@@ -305,8 +305,8 @@ def trend() -> dict[str, Any]:
 
     counts = [
         stretch("late-free", "leak", 61, 9),
-        stretch("full-hit", "crash", 60, 1),
-        stretch("full-hit", "crash", 62, 2),
+        stretch("no-token-left", "crash", 60, 1),
+        stretch("no-token-left", "crash", 62, 2),
     ]
     return {"since_ns": 60 * 60 * 10**9, "until_ns": 63 * 60 * 10**9, "step_ns": 60 * 10**9, "counts": counts}
 
@@ -318,7 +318,7 @@ def finding(rule: str, did: str, request: str = "r") -> dict[str, Any]:
 def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
     """`crash … healed by the guard` was one word for both."""
     full_hit = {
-        "rule": "full-hit", "title": "All of it", "severity": "crash", "findings": 3, "looked_at": 3, "requests": 2,
+        "rule": "no-token-left", "title": "All of it", "severity": "crash", "findings": 3, "looked_at": 3, "requests": 2,
         "healed": 2, "harmed": 1, "not_known": {"findings": 3, "harmed": 1},
         "first_ns": NOW_NS, "last_ns": NOW_NS,
     }  # fmt: skip
@@ -331,7 +331,7 @@ def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
     assert findings.sample([late_free, full_hit]) == " Impact and requests are those of the latest 4."
     assert findings.sample([full_hit]) == ""
     assert [(row["Rule"], row["Severity"], row["What they did"], row["Findings"], row["Requests"]) for row in rows] == [
-        ("full-hit", ["crash"], "1 did harm, 2 healed", 3, 2),
+        ("no-token-left", ["crash"], "1 did harm, 2 healed", 3, 2),
         ("late-free", ["leak"], "no harm seen", 9, 1),
     ]
     assert [row["Says"] for row in rows] == ["All of it", "late-free"]
@@ -368,8 +368,14 @@ def test_what_is_known_of_a_rule_is_said_and_what_is_known_is_last() -> None:
 
 def test_one_finding_is_not_said_to_be_seen_13_times() -> None:
     """ "seen 13 times" beside "1 finding": a card says when, and not how often."""
-    found = {"rule": "full-hit", "count": 13, "first_ns": START_NS, "last_ns": START_NS + 10**9, "numbers": {"held": 5}}
-    assert findings.sightings(found, now_ns=START_NS) == "rule full-hit, at 01:24:36.000, last at 01:24:37.000 UTC"
+    found = {
+        "rule": "no-token-left",
+        "count": 13,
+        "first_ns": START_NS,
+        "last_ns": START_NS + 10**9,
+        "numbers": {"held": 5},
+    }
+    assert findings.sightings(found, now_ns=START_NS) == "rule no-token-left, at 01:24:36.000, last at 01:24:37.000 UTC"
 
 
 def test_what_did_harm_is_first_and_the_rest_is_said() -> None:

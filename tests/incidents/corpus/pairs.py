@@ -207,7 +207,7 @@ INCIDENTS = [
             # engine "fails to get KV cache from the prefill node and re-computes the prompt"
             {_failing(9)}
         """,
-        rule="dead-pair",
+        rule="peer-always-failing",
         numbers={"peer": "p0", "failed": 8, "gone": None},
         says="8 in a row",
     ),
@@ -495,9 +495,11 @@ LOOK_ALIKES = [
         "block ids on one side only",
         f"{_prefill(600, 600, more=' [1-19]')}<d> start 600\n<d> takes h1 600/600 of a",
     ),
-    _alike("N7", "dead-pair", "each eighth load goes well", _failing(8, last="R") + _failing(7, first=8)),
-    _alike("N7", "dead-pair", "twenty that were under way when the network failed", _failing(20, at_once=True)),
-    _alike("N7", "dead-pair", "loads from two engines fail, fewer from each", _failing(14, peers=2)),
+    _alike("N7", "peer-always-failing", "each eighth load goes well", _failing(8, last="R") + _failing(7, first=8)),
+    _alike(
+        "N7", "peer-always-failing", "twenty that were under way when the network failed", _failing(20, at_once=True)
+    ),
+    _alike("N7", "peer-always-failing", "loads from two engines fail, fewer from each", _failing(14, peers=2)),
     _alike("N11", "handoff-mismatch", "all but the last token", f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent"),
     _alike(
         "N11",

@@ -92,7 +92,7 @@ def test_more_than_can_be_new(lookup: str, at_most: int) -> None:
 
 def test_a_full_hit_must_leave_a_token_to_run() -> None:
     finding = only_finding("L 512 c256 h512 -> 256")
-    assert finding.rule == "full-hit"
+    assert finding.rule == "no-token-left"
     assert "256 + 256 = 512" in finding.explanation
 
 

@@ -31,7 +31,7 @@ def test_a_file_says_what_is_known_why_and_until_when(tmp_path: Path) -> None:
   version: 0.31
   until: 2026-09-01
   why: "LMCache #2158: fixed in vLLM 0.32"
-- {rule: full-hit, why: by design}
+- {rule: no-token-left, why: by design}
 """
     first, second = read(written(tmp_path / "known.yaml", text))
     assert first == Known(
@@ -43,7 +43,7 @@ def test_a_file_says_what_is_known_why_and_until_when(tmp_path: Path) -> None:
         until_ns=ns(2026, 9, 2),  # that day still counts
         why="LMCache #2158: fixed in vLLM 0.32",
     )
-    assert second == Known(rule="full-hit", why="by design")
+    assert second == Known(rule="no-token-left", why="by design")
     assert read(written(tmp_path / "empty.yaml", "# nothing is known\n")) == ()
     assert KnownFindingsFile().known == ()
     assert KnownFindingsFile().status is None
@@ -65,28 +65,28 @@ def test_an_old_name_of_a_rule_means_the_rule_of_today(tmp_path: Path) -> None:
     ],
 )
 def test_an_end_is_a_day_or_a_time_in_utc(tmp_path: Path, until: str, ends_ns: int) -> None:
-    (entry,) = read(written(tmp_path / "known.yaml", f"- {{rule: full-hit, why: x, until: '{until}'}}"))
+    (entry,) = read(written(tmp_path / "known.yaml", f"- {{rule: no-token-left, why: x, until: '{until}'}}"))
     assert entry.until_ns == ends_ns
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("rule: full-hit\n", ", line 1: known findings are a list: begin each entry with `- rule:`"),
-        ("- full-hit\n", ", line 1: an entry has keys with values: rule, engine, connector, version, until, why"),
-        ("- rule: full-hit\n", ", line 1: the entry has no 'why'"),
-        ("- why: x\n- rule: full-hit\n  why: x\n", ", line 1: the entry has no 'rule'"),
-        ("- rule: full-hit\n  why: x\n  untill: 2026-01-01\n",
+        ("rule: no-token-left\n", ", line 1: known findings are a list: begin each entry with `- rule:`"),
+        ("- no-token-left\n", ", line 1: an entry has keys with values: rule, engine, connector, version, until, why"),
+        ("- rule: no-token-left\n", ", line 1: the entry has no 'why'"),
+        ("- why: x\n- rule: no-token-left\n  why: x\n", ", line 1: the entry has no 'rule'"),
+        ("- rule: no-token-left\n  why: x\n  untill: 2026-01-01\n",
          ", line 3: an entry has rule, engine, connector, version, until, why, and no 'untill'. Did you mean 'until'?"),
         ("# first\n- why: x\n  rule: stale-lokup\n", ", line 3: there is no rule 'stale-lokup'. Did you mean 'stale-lookup'"),
-        ("- rule: full-hit\n  why: x\n  until: tomorrow\n", ", line 3: 'tomorrow' is no date or time: write 2026-09-01, or"),
-        ("- rule: full-hit\n  why: x\n  until: 9999-12-31\n", ", line 3: '9999-12-31' is no date or time"),
-        ("- rule: full-hit\n  why:\n", ", line 2: 'why' must be a text"),
-        ("- rule: full-hit\n  why: ~\n", ", line 2: 'why' must be a text"),
-        ("- rule: full-hit\n  why: [x]\n", ", line 2: 'why' must be a text"),
-        ("- rule: full-hit\n  why: x\n  engine: ''\n", ", line 3: 'engine' must be a text"),
-        ("- rule: full-hit\n  why: x\n  why: y\n", ", line 3: 'why' is given twice"),
-        (f"- rule: full-hit\n  why: {'x' * 501}\n", ", line 2: 'why' has 501 characters; 500 are the most"),
+        ("- rule: late-free\n  why: x\n  until: tomorrow\n", ", line 3: 'tomorrow' is no date or time: write 2026-09-01, or"),
+        ("- rule: no-token-left\n  why: x\n  until: 9999-12-31\n", ", line 3: '9999-12-31' is no date or time"),
+        ("- rule: no-token-left\n  why:\n", ", line 2: 'why' must be a text"),
+        ("- rule: no-token-left\n  why: ~\n", ", line 2: 'why' must be a text"),
+        ("- rule: no-token-left\n  why: [x]\n", ", line 2: 'why' must be a text"),
+        ("- rule: no-token-left\n  why: x\n  engine: ''\n", ", line 3: 'engine' must be a text"),
+        ("- rule: no-token-left\n  why: x\n  why: y\n", ", line 3: 'why' is given twice"),
+        (f"- rule: no-token-left\n  why: {'x' * 501}\n", ", line 2: 'why' has 501 characters; 500 are the most"),
         ("- [", "are no YAML: while parsing"),
     ],
 )  # fmt: skip
@@ -98,18 +98,20 @@ def test_a_bad_file_is_refused_with_its_line_and_the_reason(tmp_path: Path, text
 
 
 def test_nothing_is_served_with_a_bad_file(tmp_path: Path) -> None:
-    path = written(tmp_path / "known.yaml", "- rule: full-hti\n  why: x\n")
+    path = written(tmp_path / "known.yaml", "- rule: no-token-letf\n  why: x\n")
     for options in ([], ["--read-only", "--store", "clickhouse://nowhere.invalid/x"]):
         result = CliRunner().invoke(main, ["serve", *options, "--known-findings", str(path)])
         assert result.exit_code == 2
-        assert "line 1: there is no rule 'full-hti'. Did you mean 'full-hit'" in " ".join(result.output.split())
+        assert "line 1: there is no rule 'no-token-letf'. Did you mean 'no-token-left'" in " ".join(
+            result.output.split()
+        )
 
 
 def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]
-    path = written(tmp_path / "known.yaml", "- {rule: full-hit, why: x}")
+    path = written(tmp_path / "known.yaml", "- {rule: no-token-left, why: x}")
     file = KnownFindingsFile(path, clock=lambda: now[0])
 
     def after(text: str | None) -> list[str]:
@@ -117,15 +119,15 @@ def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(
         now[0] += LOOK_AGAIN_S
         return [each.why for each in file.known]
 
-    assert after("- {rule: full-hit, why: another reason}") == ["another reason"]
+    assert after("- {rule: no-token-left, why: another reason}") == ["another reason"]
     assert file.known is file.known
     assert file.status == "ok"
-    assert after("- {rule: full-hit}") == ["another reason"]
+    assert after("- {rule: no-token-left}") == ["another reason"]
     for _ in range(3):
         now[0] += LOOK_AGAIN_S
         assert file.status == f"{path}, line 1: the entry has no 'why'"
     assert caplog.text.count("what it said before stays in use") == 1
-    assert after("- {rule: full-hit, why: back}") == ["back"]
+    assert after("- {rule: no-token-left, why: back}") == ["back"]
     assert file.status == "ok"
     assert after(None) == ["back"]
     assert "cannot read the known findings" in (file.status or "")

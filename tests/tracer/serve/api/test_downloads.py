@@ -136,7 +136,7 @@ def test_what_a_part_alone_does_not_show_it_carries_and_an_audit_says_so(sidecar
     assert as_data["recorded"] == [{"engine": page["request"]["engine"], "request": name}]
     assert (as_data["missing"], as_data["requests"]) == (0, {"ok": 0, "drift": 1, "unknown": 0})
     assert run("audit", "--rule", "stuck-load", str(path)).exit_code == 1
-    assert json.loads(run("audit", "--json", "--rule", "full-hit", str(path)).output)["findings"] == []
+    assert json.loads(run("audit", "--json", "--rule", "no-token-left", str(path)).output)["findings"] == []
 
 
 def test_parts_and_the_whole_are_judged_side_by_side(sidecar: Giving) -> None:

@@ -7,8 +7,8 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import RequestRule
 
 
-class FullHit(RequestRule[Lookup]):
-    id = "full-hit"
+class NoTokenLeft(RequestRule[Lookup]):
+    id = "no-token-left"
     needs_history = False
 
     def judge(self, event: Lookup, account: Account) -> Judgement:

@@ -6,8 +6,8 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import RequestRule
 
 
-class Statistics(RequestRule[Stats]):
-    id = "statistics"
+class StatsMismatch(RequestRule[Stats]):
+    id = "stats-mismatch"
     needs_history = False
 
     def judge(self, event: Stats, account: Account) -> Judgement:

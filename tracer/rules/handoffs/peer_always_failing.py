@@ -50,8 +50,8 @@ class FailingPeers:
             self._by_peer.pop(peer, None)
 
 
-class DeadPair(PairRule[Received]):
-    id = "dead-pair"
+class PeerAlwaysFailing(PairRule[Received]):
+    id = "peer-always-failing"
 
     State = FailingPeers
 
