@@ -42,7 +42,9 @@ end
 def efficiency(history_text: str, **asked: str) -> dict[str, Any]:
     """The api's answer about the window of this history, as JSON gives it."""
     sums = SavingsCounter()
-    Detector(on_fact=sums.enter).feed(history(history_text))
+    detector = Detector(on_fact=sums.enter, on_causes=lambda _, breakdown: sums.explain(breakdown))
+    detector.feed(history(history_text))
+    detector.settle()
     listed = [row for row in sums.sums.rows() if asked.get("engine", "") in ("", row.engine)]
     answer = savings_report(listed, connector="", since_ns=START_NS, until_ns=NOW_NS, stretch_s=60)
     data: dict[str, Any] = json.loads(answer.model_dump_json())

@@ -109,12 +109,5 @@ def wanted_of(chunks: int, chunk_size: int, *, computed: int, total: int) -> lis
     """The tokens of each chunk that a connector may load for a request with `computed` of `total` tokens in vLLM's own cache.
 
     The last token is always computed, for its logits (`kvtrail.tracer.events.contract`)."""
-    end = total - 1
-    wanted = [0] * chunks
-    begin, until = max(0, -(-computed // chunk_size)), min(chunks, end // chunk_size)
-    if begin < until:
-        wanted[begin:until] = [chunk_size] * (until - begin)
-    for n in (computed // chunk_size, end // chunk_size):  # only a part of these may be wanted
-        if 0 <= n < chunks:
-            wanted[n] = max(0, min((n + 1) * chunk_size, end) - max(n * chunk_size, computed))
-    return wanted
+    begins = range(0, chunks * chunk_size, chunk_size)
+    return [max(0, min(begin + chunk_size, total - 1) - max(begin, computed)) for begin in begins]

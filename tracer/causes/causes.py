@@ -262,7 +262,7 @@ class Causes:
         stores = [self._store_of(each, request, size, is_only=len(lookups) == 1) for each in lookups]
         request.deferred.clear()
         parts = Attribution(context, self._vllm, stores, self._is_fresh).parts()
-        if lookup.cache_identity is not None and chain and self._fleet.has_several(lookup.cache_identity):
+        if lookup.cache_identity is not None and chain:
             parts = self._elsewhere(lookup.cache_identity, request, chain, size, parts)
         if request.handed is not None:
             parts = named(parts, request.handed)

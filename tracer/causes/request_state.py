@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, field
@@ -111,16 +112,10 @@ def doubted(parts: Iterable[Part], why: NotRecorded) -> list[Part]:
 
 def in_common(one: Sequence[bytes], other: Sequence[bytes], most: int) -> int:
     """How many blocks two prompts have in common: hashes that are equal stand for equal beginnings."""
-    low, high = 0, min(most, len(one), len(other))
+    high = min(most, len(one), len(other))
     if high == 0 or one[0] != other[0]:
         return 0
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[middle - 1] == other[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_left(range(high), True, key=lambda n: one[n] != other[n])
 
 
 def named(parts: Iterable[Part], handed: HandedOver) -> list[Part]:

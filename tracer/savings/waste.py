@@ -53,12 +53,13 @@ class WasteFilter:
 
     Attributes:
         since_ns, until_ns: admitted at or after `since_ns`, and before `until_ns`.
-        tenant, cause: as the rows name them; an empty text means any.
+        engine, tenant, cause: as the rows name them; an empty text means any.
         engines, prefixes: any of these; None means any.
     """
 
     since_ns: int
     until_ns: int
+    engine: str = ""
     tenant: str = ""
     cause: str = ""
     engines: Sequence[str] | None = None

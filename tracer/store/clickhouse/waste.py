@@ -18,6 +18,7 @@ class WasteReader(Database):
             {
                 "at_ns >= {since_ns:Int64}": which.since_ns,
                 "at_ns < {until_ns:Int64}": which.until_ns,
+                "engine = {engine:String}": which.engine,
                 "tenant = {tenant:String}": which.tenant,
                 "cause = {cause:String}": which.cause,
                 "engine IN {engines:Array(String)}": None if which.engines is None else [*which.engines],

@@ -62,7 +62,7 @@ class WasteReader(Database):
 
 def _conditions(which: WasteFilter) -> tuple[list[str], list[Any]]:
     given: dict[str, list[Any]] = {"at_ns >= ?": [which.since_ns], "at_ns < ?": [which.until_ns]}
-    given |= {f"{name} = ?": [value] for name in ("tenant", "cause") if (value := getattr(which, name))}
+    given |= {f"{name} = ?": [value] for name in ("engine", "tenant", "cause") if (value := getattr(which, name))}
     for column, values in (("engine", which.engines), ("prefix", which.prefixes)):
         if values is not None:
             given[f"{column} IN ({', '.join('?' * len(values))})"] = [*values]
