@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from math import sqrt
 from pathlib import Path
 from statistics import NormalDist, median
+from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
@@ -160,9 +161,9 @@ def how_soon() -> str:
         if incident.rule is not None and (seconds := seconds_to_verdict(incident, incident.rule)) is not None:
             waits[rules[incident.rule].known_by].append(seconds)
     rows = [
-        f"| {way} | {sum(rule.known_by is way for rule in rules.values())} | {len(waits[way])} |"
+        f"| {way} | {sum(rule.known_by == way for rule in rules.values())} | {len(waits[way])} |"
         f" {min(waits[way]):.0f} | {median(waits[way]):.0f} | {max(waits[way]):.0f} |"
-        for way in KnownBy
+        for way in get_args(KnownBy)
     ]
     return HOW_SOON + "\n".join(rows) + "\n"
 

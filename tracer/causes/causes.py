@@ -185,7 +185,10 @@ class Causes:
     def _enter_handoff(self, event: Handoff) -> None:
         if event.takes:
             self._takes = True
-            self._of(event).handed = HandedOver.by(event, self._fact(BlockState.HELD, event))
+            # What has no name is kept by nobody, so nothing is handed over.
+            tokens = event.handoff_tokens if event.handoff_keys else 0
+            fact = self._fact(BlockState.HELD, event)
+            self._of(event).handed = HandedOver(fact, event.epoch, tokens, event.handoff_peer or "")
 
     def _enter_lookup(self, event: Lookup) -> None:
         identity = event.cache_identity

@@ -9,7 +9,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvtrail.tracer.causes.cache_model import BlockChange
-from kvtrail.tracer.events.events import Handoff
 from kvtrail.tracer.events.hash_chains import Chain
 from kvtrail.tracer.ledger.facts import Breakdown, Offers
 from kvtrail.tracer.model.causes import PEER, Cause, Detail, NotRecorded, Part
@@ -30,12 +29,6 @@ class HandedOver(Struct, frozen=True, gc=False):
     epoch: int
     tokens: int | None
     engine: str
-
-    @classmethod
-    def by(cls, event: Handoff, fact: BlockChange) -> HandedOver:
-        """The hand-off of an event. What has no name is kept by nobody, so nothing is handed over."""
-        tokens = event.handoff_tokens if event.handoff_keys else 0
-        return cls(fact, event.epoch, tokens, event.handoff_peer or "")
 
 
 class RequestState(Struct, eq=False):

@@ -7,9 +7,9 @@ needed.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct, structs
@@ -20,28 +20,14 @@ from kvtrail.tracer.model.findings import Severity
 _RUNBOOK = "\n## Runbook\n"
 
 
-class KnownBy(StrEnum):
-    """How a rule detects a fault."""
-
-    COUNT = "a wrong count"
-    """A number, a key or an order of events contradicts another one: known with the event that does."""
-    BYTES = "wrong bytes"
-    """A block holds other bytes than were computed: known when it is checked."""
-    EXCEPTION = "an exception"
-    """A call raised."""
-    DEADLINE = "a deadline"
-    """Something that could have happened did not, for a long time."""
-
-
-class Groups(StrEnum):
-    """What a rule says of a model with several KV cache groups."""
-
-    INDEPENDENT = "independent of them"
-    """It judges calls and counts of tokens, which are the same for all groups."""
-    EACH = "judged for each of them"
-    FULL = "judged for the first group of full attention"
-    """Its blocks hold all tokens; what other groups store and load is part of the same transfers."""
-    UNKNOWN = "not judged"
+KnownBy = Literal["a wrong count", "wrong bytes", "an exception", "a deadline"]
+"""How a rule detects a fault: a number, a key or an order of events contradicts another one; a block holds other bytes than
+were computed, known when it is checked; a call raised; something that could have happened did not, for a long time."""
+Groups = Literal[
+    "independent of them", "judged for each of them", "judged for the first group of full attention", "not judged"
+]
+"""What a rule says of a model with several KV cache groups. It is independent of them if it judges calls and counts of
+tokens, which are the same for all groups; the first group of full attention has blocks that hold all tokens."""
 
 
 class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,8 +57,8 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     classes: tuple[str, ...]
     hint: str
     mitigation: str = ""
-    known_by: KnownBy = KnownBy.COUNT
-    groups: Groups = Groups.INDEPENDENT
+    known_by: KnownBy = "a wrong count"
+    groups: Groups = "independent of them"
     level: Level = Level.BASIC
     explanation: str = ""
     explanations: dict[str, str] = {}  # msgspec copies it
