@@ -56,10 +56,10 @@ def test_blocks_that_are_not_named_are_counted() -> None:
     wrong = " ".join(f"wrong drift {n}@{16 * n}" for n in range(1, 7))
     text = only(f"check loaded 300 {wrong} more 40").explanation
     assert "300 blocks were compared" in text
-    assert "blocks that were loaded for this request. Block 1, " in text
+    assert "They were loaded for this request. Block 1, " in text
     assert "1 block was compared" in only("check loaded 1 wrong drift 1@0").explanation
-    assert "blocks that this request holds. Block 1, " in only("check held 900 wrong rot 1@0").explanation
-    assert "and 6 did not match: " in text
+    assert "This request holds them. Block 1, " in only("check held 900 wrong rot 1@0").explanation
+    assert "and 6 did not match. " in text
     assert "Block 4, " in text
     assert "Block 5, " not in text
     assert text.endswith("Not named here: 42 of the wrong blocks.")

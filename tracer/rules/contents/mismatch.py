@@ -13,10 +13,10 @@ DIFFERS, EARLY, CHANGED = "differs", "early", "changed"
 WHERE = {"drift": DIFFERS, "early": EARLY, "rot": CHANGED}
 """What a finding says of each kind of wrong block that a worker reports."""
 _ORIGINS = {
-    "computed": "this request computed",
-    "loaded": "were loaded for this request",
-    "admitted": "this request took over from vLLM's prefix cache",
-    "held": "this request holds",
+    "computed": "This request computed them.",
+    "loaded": "They were loaded for this request.",
+    "admitted": "This request took them over from vLLM's prefix cache.",
+    "held": "This request holds them.",
 }
 
 
@@ -58,7 +58,7 @@ def sentences(of: dict[str, Any]) -> dict[str, Any]:
         left = f"; request {source} left it so" if source else ""
         contents.append(f"Block {block}{of_group} {verb} {_content(holds, size, group)}{left}.")
     others = of["wrong"] + of["unlisted"] - len(contents)
-    return {"origin": _ORIGINS.get(of["look"]), "contents": " ".join(contents), "others": others or None}
+    return {"origin": _ORIGINS.get(of["look"], "They are of this request."), "contents": " ".join(contents), "others": others or None}
 
 
 def tokens(first: int, size: int | None) -> str:
