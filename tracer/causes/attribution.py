@@ -355,7 +355,7 @@ class Attribution:
                 continue
             if chunk is not None and chunk.state is BlockState.HELD and block >= store.reach:
                 return _Reason(Cause.STRANDED, store.cache.name, chunk)
-        known = [each for each in chunks if not (was_handed and each[0].store.takes and not each[0].store.is_reported)]
+        known = [each for each in chunks if not (was_handed and each[0].takes and not each[0].is_reported)]
         if (why := self._may_be_held(block, fact, known)) is not None:
             return _UNKNOWN[why]
         if asked.begun <= block < asked.pending:

@@ -126,7 +126,6 @@ def test_the_number_of_followed_chunks_is_bounded() -> None:
         most = max(most, len(distances._stack))
         assert len(distances._by_hash) == len(distances._stack)
     assert most <= 210
-    assert len(distances._stack._tree) <= 1025
     assert 150 < distances.rate * 50_000 < 250
 
 

@@ -58,7 +58,11 @@ def sentences(of: dict[str, Any]) -> dict[str, Any]:
         left = f"; request {source} left it so" if source else ""
         contents.append(f"Block {block}{of_group} {verb} {_content(holds, size, group)}{left}.")
     others = of["wrong"] + of["unlisted"] - len(contents)
-    return {"origin": _ORIGINS.get(of["look"], "They are of this request."), "contents": " ".join(contents), "others": others or None}
+    return {
+        "origin": _ORIGINS.get(of["look"], "They are of this request."),
+        "contents": " ".join(contents),
+        "others": others or None,
+    }
 
 
 def tokens(first: int, size: int | None) -> str:
