@@ -86,8 +86,8 @@ def _content(holds: str, size: int | None, group: int | None) -> str:
         return "other content, of unknown origin"
     if group is None:
         return f"the KV of request {request}'s {tokens(int(token), size)}"
-    whose = f" for KV cache group {of_group}" if of_group.isdigit() else ""
-    return f"what request {request} computed{whose} at token {token}"
+    for_group = f" for KV cache group {of_group}" if of_group.isdigit() else ""
+    return f"what request {request} computed{for_group} at token {token}"
 
 
 _ODD = {"zeros": "zeros", "poison": "what was computed after a wrong block"}
