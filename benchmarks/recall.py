@@ -12,9 +12,12 @@ from collections import Counter, defaultdict
 from math import sqrt
 from pathlib import Path
 from statistics import NormalDist, median
+from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
+import rule_pages
 from faults import OF_BYTES, OF_PAIRS, RULES, VARIANTS
 from history import heartbeats, rules_found
 from incidents.classes import CLASSES
@@ -23,7 +26,7 @@ from incidents.holdout import FIRST, FIRST_BY_AREA, HOLDOUT, SECOND, THIRD
 from incidents.incident import Incident, Scenario
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.rules import documentation, pages
+from kvtrail.tracer.rules import pages
 from kvtrail.tracer.rules.pages import KnownBy
 
 PAGE = Path(__file__).parents[1] / "docs" / "recall.md"
@@ -158,9 +161,9 @@ def how_soon() -> str:
         if incident.rule is not None and (seconds := seconds_to_verdict(incident, incident.rule)) is not None:
             waits[rules[incident.rule].known_by].append(seconds)
     rows = [
-        f"| {way} | {sum(rule.known_by is way for rule in rules.values())} | {len(waits[way])} |"
+        f"| {way} | {sum(rule.known_by == way for rule in rules.values())} | {len(waits[way])} |"
         f" {min(waits[way]):.0f} | {median(waits[way]):.0f} | {max(waits[way]):.0f} |"
-        for way in KnownBy
+        for way in get_args(KnownBy)
     ]
     return HOW_SOON + "\n".join(rows) + "\n"
 
@@ -225,14 +228,14 @@ def rules_page() -> str:
         if between := [mistake for mistake, finder in OF_PAIRS.items() if finder == rule]:
             faults.append(f"between two engines: {', '.join(between)}")
         lines.append(f"| `{rule}` | {', '.join(words.classes)} | {', '.join(faults) or 'none'} | {found} | {alike} |")
-    return documentation.rules_page() + "\n".join(lines) + "\n"
+    return rule_pages.rules_page() + "\n".join(lines) + "\n"
 
 
 def runbooks_page() -> str:
     """docs/runbooks.md, with the table of the rules made of their pages."""
     before, mark, rest = RUNBOOKS.read_text().partition("## Rules\n\n")
     _, end, after = rest.partition("\n## What to send\n")
-    return before + mark + documentation.runbook_table() + end + after
+    return before + mark + rule_pages.runbook_table() + end + after
 
 
 def main() -> None:

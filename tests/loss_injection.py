@@ -29,7 +29,7 @@ from kvtrail.tracer.rules.rule_set import all_rules
 
 REFUSED = {("ExampleConnector", profile) for profile in ("groups", "states", "block-sizes")}
 """Profiles that a connector is not for: this one takes a single KV cache group."""
-HONEST_FAULTS = {"ExampleConnector": {"over-report", "statistics"}}
+HONEST_FAULTS = {"ExampleConnector": {"over-report", "stats-mismatch"}}
 """What is found in a connector of vLLM's as it is (docs/findings.md): a negative answer, and the engine's count of it."""
 OFFLOADING = {
     "callers-gave-up",
@@ -63,7 +63,7 @@ BEST_PROFILE = {
     "early-drafts": "spec-decode",
     "plan-blocks": "mixed",
     "load-range": "mixed",
-    "full-hit": "mixed",
+    "no-token-left": "mixed",
     "under-report": "mixed",
     "rank-disagreement": "mixed",
 }

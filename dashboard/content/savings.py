@@ -24,7 +24,9 @@ _TIERS = {"store": "connector's store", "other": "other tiers"}
 
 def sources(sums: Row) -> dict[str, int]:
     """The tokens of admitted requests by source, nearest first; they add up to `asked`."""
-    tiers = {_TIERS.get(tier, tier): tokens for tier, tokens in sums["tiers"].items() if tokens}
+    loaded = f"{Cause.LOADED}:"
+    tiers = {name.removeprefix(loaded): tokens for name, tokens in sums["causes"].items() if name.startswith(loaded)}
+    tiers = {_TIERS.get(tier, tier): tokens for tier, tokens in tiers.items()}
     return {LOCAL: sums["local"], **tiers, COMPUTED: max(0, sums["asked"] - sums["local"] - sum(tiers.values()))}
 
 

@@ -22,10 +22,10 @@ def said(**changes: Any) -> dict[str, Any]:
 
 def test_a_sentence_leads_to_its_page_in_the_range_that_is_shown() -> None:
     request = said(level="lost", text="Engine a died", page="request", query={"id": "r-1", "engine": "a"})
-    rule = said(query={"rule": "full-hit", "from": "now-2h"})
+    rule = said(query={"rule": "no-token-left", "from": "now-2h"})
     first, second = overview.statements({"statements": [request, rule]}, SHOWN)
     assert (first["level"], first["page"], first["query"]) == ("lost", "request", {"id": "r-1", "engine": "a"})
-    assert second["query"] == {"from": "now-2h", "to": SHOWN.address["to"], "rule": "full-hit"}
+    assert second["query"] == {"from": "now-2h", "to": SHOWN.address["to"], "rule": "no-token-left"}
 
 
 def test_a_level_of_a_newer_tracer_is_a_warning() -> None:

@@ -42,7 +42,9 @@ end
 def efficiency(history_text: str, **asked: str) -> dict[str, Any]:
     """The api's answer about the window of this history, as JSON gives it."""
     sums = SavingsCounter()
-    Detector(on_fact=sums.enter).feed(history(history_text))
+    detector = Detector(on_fact=sums.enter, on_causes=lambda _, breakdown: sums.explain(breakdown))
+    detector.feed(history(history_text))
+    detector.settle()
     listed = [row for row in sums.sums.rows() if asked.get("engine", "") in ("", row.engine)]
     answer = savings_report(listed, connector="", since_ns=START_NS, until_ns=NOW_NS, stretch_s=60)
     data: dict[str, Any] = json.loads(answer.model_dump_json())
@@ -257,8 +259,8 @@ def trend() -> dict[str, Any]:
 
     counts = [
         stretch("late-free", "leak", 61, 9),
-        stretch("full-hit", "crash", 60, 1),
-        stretch("full-hit", "crash", 62, 2),
+        stretch("no-token-left", "crash", 60, 1),
+        stretch("no-token-left", "crash", 62, 2),
     ]
     return {"since_ns": 60 * 60 * 10**9, "until_ns": 63 * 60 * 10**9, "step_ns": 60 * 10**9, "counts": counts}
 
@@ -270,7 +272,7 @@ def finding(rule: str, did: str, request: str = "r") -> dict[str, Any]:
 def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
     """`crash … healed by the guard` was one word for both."""
     full_hit = {
-        "rule": "full-hit", "title": "All of it", "severity": "crash", "findings": 3, "looked_at": 3, "requests": 2,
+        "rule": "no-token-left", "title": "All of it", "severity": "crash", "findings": 3, "looked_at": 3, "requests": 2,
         "healed": 2, "harmed": 1, "not_known": {"findings": 3, "harmed": 1},
         "first_ns": NOW_NS, "last_ns": NOW_NS,
     }  # fmt: skip
@@ -281,7 +283,7 @@ def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
     }  # fmt: skip
     rows = findings.rule_rows([late_free, full_hit])
     assert [(row["Rule"], row["Severity"], row["What they did"], row["Findings"], row["Requests"]) for row in rows] == [
-        ("full-hit", ["crash"], "1 did harm, 2 healed", 3, 2),
+        ("no-token-left", ["crash"], "1 did harm, 2 healed", 3, 2),
         ("late-free", ["leak"], "no harm seen", 9, 1),
     ]
     assert [row["Says"] for row in rows] == ["All of it", "late-free"]
@@ -317,8 +319,14 @@ def test_what_is_known_of_a_rule_is_said_and_what_is_known_is_last() -> None:
 
 def test_one_finding_is_not_said_to_be_seen_13_times() -> None:
     """ "seen 13 times" beside "1 finding": a card says when, and not how often."""
-    found = {"rule": "full-hit", "count": 13, "first_ns": START_NS, "last_ns": START_NS + 10**9, "numbers": {"held": 5}}
-    assert findings.sightings(found, now_ns=START_NS) == "rule full-hit, at 01:24:36.000, last at 01:24:37.000 UTC"
+    found = {
+        "rule": "no-token-left",
+        "count": 13,
+        "first_ns": START_NS,
+        "last_ns": START_NS + 10**9,
+        "numbers": {"held": 5},
+    }
+    assert findings.sightings(found, now_ns=START_NS) == "rule no-token-left, at 01:24:36.000, last at 01:24:37.000 UTC"
 
 
 def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
@@ -372,7 +380,7 @@ def test_while_the_clock_goes_on_within_a_step_the_axis_stays() -> None:
 
 
 def test_tiers_have_colours_in_turn_and_the_others_their_own() -> None:
-    answer = {"worth": {"tiers": {"near": 1, "store": 2, "far": 3}, "local": 1, "asked": 9}}
+    answer = {"worth": {"causes": {"loaded:near": 1, "loaded:store": 2, "loaded:far": 3}, "local": 1, "asked": 9}}
     shown = charts.source_colours(answer, dark=True)
     assert list(shown) == ["vLLM's own cache", "near", "connector's store", "far", "computed"]
     assert shown["connector's store"] == palette.GREEN.dark

@@ -39,7 +39,7 @@ RULES = {name: str(getattr(cls, "rule", name)) for name, cls in FAULTS.items()}
 """The rule that finds each fault."""
 OF_PAIRS = {
     "altered": "handoff-mismatch", "named alike": "ambiguous-handoff", "exchanged": "handoff-mismatch",
-    "all loads fail": "dead-pair", "a report comes twice": "miscounted-readers", "twice": "duplicate-load",
+    "all loads fail": "peer-always-failing", "a report comes twice": "miscounted-readers", "twice": "duplicate-load",
     "short": "handoff-mismatch", "overdue": "stale-handoff", "a report is lost": "unacknowledged-handoff",
 }  # fmt: skip
 """The rule that finds what goes wrong between two engines: a router's `Mistake`, or the network's

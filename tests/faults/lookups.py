@@ -37,7 +37,7 @@ class KeyCollision(Fault):
         return [hashlib.blake2b(repr(tokens[:end]).encode(), digest_size=8).digest() for end in ends]
 
 
-class FullHit(Fault):
+class NoTokenLeft(Fault):
     """A full hit is answered in full, and no token is left to run."""
 
     def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:

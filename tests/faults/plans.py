@@ -9,7 +9,7 @@ from typing import Any
 from kvtrail.connector.faults import BLOCK_SIZE, Answer, Fault
 
 
-class ResumePoint(Fault):
+class WrongResumeOffset(Fault):
     """RBLN #1009: a match below the connector's granularity moves the beginning after the lookup."""
 
     def alter_plan(self, plan: Any, output: Any) -> None:

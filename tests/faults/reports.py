@@ -112,7 +112,7 @@ class DoubleFree(_Reporting):
         ]
 
 
-class Statistics(Fault):
+class StatsMismatch(Fault):
     """LMCache #2912: the external tokens are of this admission, the cached ones of another."""
 
     def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:

@@ -34,26 +34,28 @@ class Access(NamedTuple):
 
 @dataclass(slots=True)
 class RequestPrefix:
-    """The prefix of a request in a connector's store, which grows while the request is computed.
+    """The prefix of an admitted request in a connector's store, which grows while the request is computed.
 
     Attributes:
+        alloc: its latest allocation.
         chain: the hashes of the request's full blocks, as far as they are known.
         chunk_size, block_size: tokens of a chunk of the store, and of a block.
         done: the number of its chunks that have been computed or loaded.
         limit: the tokens of it that the connector stores at most; None for all.
     """
 
+    alloc: Alloc
     chain: Chain
     chunk_size: int
     block_size: int
     done: int = 0
     limit: int | None = None
 
-    def admit(self, lookup: Lookup, alloc: Alloc) -> Access:
+    def admit(self, lookup: Lookup) -> Access:
         """The request is given blocks, by a lookup's answer."""
         keys = self._keys(lookup.total)
-        self.done = (lookup.computed + alloc.allocated) // self.chunk_size
-        self.limit = lookup.total if alloc.connector in LMCACHE else None
+        self.done = (lookup.computed + self.alloc.allocated) // self.chunk_size
+        self.limit = lookup.total if self.alloc.connector in LMCACHE else None
         total = lookup.total
         if ends_early(lookup):
             total = (total - 1) // self.chunk_size * self.chunk_size + 1
@@ -107,12 +109,5 @@ def wanted_of(chunks: int, chunk_size: int, *, computed: int, total: int) -> lis
     """The tokens of each chunk that a connector may load for a request with `computed` of `total` tokens in vLLM's own cache.
 
     The last token is always computed, for its logits (`kvtrail.tracer.events.contract`)."""
-    end = total - 1
-    wanted = [0] * chunks
-    begin, until = max(0, -(-computed // chunk_size)), min(chunks, end // chunk_size)
-    if begin < until:
-        wanted[begin:until] = [chunk_size] * (until - begin)
-    for n in (computed // chunk_size, end // chunk_size):  # only a part of these may be wanted
-        if 0 <= n < chunks:
-            wanted[n] = max(0, min((n + 1) * chunk_size, end) - max(n * chunk_size, computed))
-    return wanted
+    begins = range(0, chunks * chunk_size, chunk_size)
+    return [max(0, min(begin + chunk_size, total - 1) - max(begin, computed)) for begin in begins]

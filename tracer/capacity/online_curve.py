@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from math import ceil, inf, log2
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvtrail.tracer.capacity.accesses import LMCACHE, Access, RequestPrefix, room_of
 from kvtrail.tracer.capacity.reuse_distance import WHOLE, ReuseDistance, ReuseDistances
 from kvtrail.tracer.events.bounded import BoundedDict
-from kvtrail.tracer.events.events import Alloc, Reset, Store
+from kvtrail.tracer.events.events import RequestEnd, Reset, Schedule, Store
 from kvtrail.tracer.events.hash_chains import Chain, split_hashes
 from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Fact, Ran
 
@@ -46,33 +46,17 @@ Owner = tuple[str, str]
 """An engine, and one of its connectors or requests."""
 
 
-class _Running(NamedTuple):
-    """An admitted request: its latest allocation, and what of it can be stored."""
-
-    admission: Alloc
-    prefix: RequestPrefix
-
-
-class _Ahead(NamedTuple):
-    """What came of a request before its admission was explained, as that waited for an event of its recorder that was
-    missing: how many tokens it has computed, whether it has ended, and the first block of the hashes that its end reports.
-    """
-
-    computed: int
-    has_ended: bool = False
-    block_first: int = 0
-    block_hashes: bytes | None = None
-
-
 class OnlineMissRatioCurve:
     """Follows the accesses to each connector's store. Each method returns the measures to add."""
 
     def __init__(self, *, most_followed: int = MAX_FOLLOWED) -> None:
         self._most_followed = most_followed
         self._distances = BoundedDict[Owner, ReuseDistances](MAX_CONNECTORS)
-        self._running = BoundedDict[Owner, _Running](MAX_RUNNING)
+        self._running = BoundedDict[Owner, RequestPrefix](MAX_RUNNING)
         """Admitted requests, by engine and request."""
-        self._ahead = BoundedDict[Owner, _Ahead](MAX_AHEAD)
+        self._ahead = BoundedDict[Owner, Schedule | RequestEnd](MAX_AHEAD)
+        """By engine and request, the last step, or the end, that came before the admission was explained: that may wait for
+        a missing event of its recorder."""
 
     def admitted(self, breakdown: Breakdown) -> Counter[str]:
         """A request was allocated blocks."""
@@ -80,15 +64,14 @@ class OnlineMissRatioCurve:
         size = lookup.chunk_size or lookup.block_size or 0
         if not size or not breakdown.chain:
             return Counter()
-        running = _Running(event, RequestPrefix(Chain(hashes=breakdown.chain), size, lookup.block_size or size))
         owner = event.engine, event.request or ""
+        running = RequestPrefix(event, Chain(hashes=breakdown.chain), size, lookup.block_size or size)
         self._running[owner] = running
-        measures = self._accessed(running, running.prefix.admit(lookup, event))
+        measures = self._accessed(running, running.admit(lookup))
         if (ahead := self._ahead.get(owner)) is not None:
-            if ahead.has_ended:
-                measures += self._left(owner, ahead)
-            else:
-                measures += self._computed(running, self._ahead.pop(owner).computed)
+            if isinstance(ahead, Schedule):
+                del self._ahead[owner]
+            measures += self._went_on(ahead)
         return measures
 
     def enter(self, fact: Fact) -> Mapping[str, int]:
@@ -96,40 +79,26 @@ class OnlineMissRatioCurve:
         follow = _FOLLOW.get(type(fact))
         return follow(self, fact) if follow else {}
 
-    def ran(self, fact: Ran) -> Counter[str]:
-        """A step runs a request: what it computes can be stored."""
-        event = fact.event
-        owner, computed = (event.engine, event.request or ""), event.computed + event.scheduled
-        running = self._running.get(owner)
-        if running is not None:
-            return self._computed(running, computed)
-        self._ahead[owner] = _Ahead(computed)
-        return Counter()
+    def went_on(self, fact: Ran | Ended) -> Counter[str]:
+        """A step runs a request, or it has ended: what it computes can be stored, and by its end the hashes of what it has
+        generated are recorded as well."""
+        return self._went_on(fact.event)
 
-    def ended(self, fact: Ended) -> Counter[str]:
-        """A request has ended: by now the hashes of what it has generated are recorded as well."""
-        event = fact.event
+    def _went_on(self, event: Schedule | RequestEnd) -> Counter[str]:
         owner = event.engine, event.request or ""
-        end = _Ahead(
-            event.computed or 0, has_ended=True, block_first=event.block_first or 0, block_hashes=event.block_hashes
-        )
-        if owner in self._running:
-            return self._left(owner, end)
-        self._ahead[owner] = end
-        return Counter()
-
-    def _left(self, owner: Owner, end: _Ahead) -> Counter[str]:
-        """A request that was followed has ended."""
-        running = self._running.pop(owner)
-        if end.block_hashes:
-            chain = running.prefix.chain = Chain(
-                hashes=list(running.prefix.chain.hashes)
-            )  # the other is the breakdown's
-            chain.extend(end.block_first, split_hashes(end.block_hashes))
-        return self._computed(running, end.computed)
-
-    def _computed(self, running: _Running, computed: int) -> Counter[str]:
-        access = running.prefix.compute(computed)
+        running = self._running.get(owner)
+        if running is None:
+            self._ahead[owner] = event
+            return Counter()
+        computed = event.computed or 0
+        if isinstance(event, Schedule):
+            computed += event.scheduled
+        else:
+            del self._running[owner]
+            if event.block_hashes:
+                running.chain = Chain(hashes=list(running.chain.hashes))  # the other is the breakdown's
+                running.chain.extend(event.block_first or 0, split_hashes(event.block_hashes))
+        access = running.compute(computed)
         return Counter() if access is None else self._accessed(running, access)
 
     def reset(self, event: Reset) -> None:
@@ -145,11 +114,11 @@ class OnlineMissRatioCurve:
             return Counter()
         return Counter({STORED_TOKENS: event.count, STORED_BYTES: stored})
 
-    def _accessed(self, running: _Running, access: Access) -> Counter[str]:
+    def _accessed(self, running: RequestPrefix, access: Access) -> Counter[str]:
         """Enter an access."""
-        event = running.admission
+        event = running.alloc
         owner = (event.engine, event.connector_id)
-        measures = Counter({CHUNKS: len(access.keys), CHUNK_TOKENS: len(access.keys) * running.prefix.chunk_size})
+        measures = Counter({CHUNKS: len(access.keys), CHUNK_TOKENS: len(access.keys) * running.chunk_size})
         distances = self._distances.get(owner)
         if distances is None:
             measures[BEGUN] = 1
@@ -167,8 +136,8 @@ class OnlineMissRatioCurve:
 
 
 _FOLLOW: Mapping[type[Fact], Callable[[OnlineMissRatioCurve, Any], Counter[str]]] = {
-    Ran: OnlineMissRatioCurve.ran,
-    Ended: OnlineMissRatioCurve.ended,
+    Ran: OnlineMissRatioCurve.went_on,
+    Ended: OnlineMissRatioCurve.went_on,
     Copied: OnlineMissRatioCurve.copied,
 }
 

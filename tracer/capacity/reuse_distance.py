@@ -11,9 +11,9 @@ chunks are held. At capacities for which only a handful of chunks is followed, t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
@@ -101,12 +101,13 @@ def _below(threshold: int, keys: Sequence[bytes]) -> list[tuple[int, int]]:
 
 
 class _Stack:
-    """Chunks by their last use. A Fenwick tree over the moments of use counts how many were used since; the moments are
-    renumbered when the tree is full."""
+    """Chunks by their last use: the number of chunks used since is that of later moments."""
 
     def __init__(self) -> None:
         self._moment: dict[bytes, int] = {}
-        self._rebuild()
+        self._moments: list[int] = []
+        """All of these, in order."""
+        self._now = 0
 
     def __len__(self) -> int:
         return len(self._moment)
@@ -114,46 +115,23 @@ class _Stack:
     def distance(self, key: bytes) -> int | None:
         """The capacity at which this chunk is still held; None if it was never used."""
         moment = self._moment.get(key)
-        return None if moment is None else len(self._moment) - self._before(moment)
+        return None if moment is None else len(self._moments) - bisect_left(self._moments, moment)
 
     def use(self, key: bytes) -> bool:
         """Count a chunk as used last; returns whether it is new."""
-        if self._now == len(self._tree) - 1:
-            self._rebuild()
-        before = self._moment.pop(key, None)
-        if before is not None:
-            self._add(before, -1)
+        is_new = key not in self._moment
+        if not is_new:
+            self.forget(key)
         self._now += 1
         self._moment[key] = self._now
-        self._add(self._now, 1)
-        return before is None
+        self._moments.append(self._now)
+        return is_new
 
     def forget(self, key: bytes) -> None:
         """Stop following a chunk."""
-        self._add(self._moment.pop(key), -1)
+        del self._moments[bisect_left(self._moments, self._moment.pop(key))]
 
     def clear(self) -> None:
         """Forget all chunks."""
         self._moment.clear()
-        self._rebuild()
-
-    def _rebuild(self) -> None:
-        """Renumber the moments in their order, and double the room."""
-        self._now = len(self._moment)
-        self._moment = {key: n + 1 for n, key in enumerate(sorted(self._moment, key=self._moment.__getitem__))}
-        size = max(1024, 2 * self._now) + 1
-        counts = list(accumulate([0] + [1] * self._now + [0] * (size - 1 - self._now)))
-        self._tree = [counts[n] - counts[n & (n - 1)] if n else 0 for n in range(size)]
-
-    def _before(self, moment: int) -> int:
-        """The number of chunks last used before this moment."""
-        moment, count = moment - 1, 0
-        while moment:
-            count += self._tree[moment]
-            moment &= moment - 1
-        return count
-
-    def _add(self, moment: int, count: int) -> None:
-        while moment < len(self._tree):
-            self._tree[moment] += count
-            moment += moment & -moment
+        self._moments.clear()

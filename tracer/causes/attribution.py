@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel, Key
-from kvtrail.tracer.causes.handed_over import HandedOver
 from kvtrail.tracer.causes.hybrid_groups import HybridGroups
+from kvtrail.tracer.causes.request_state import HandedOver
 from kvtrail.tracer.model.causes import NOTHING, PEER, Cause, Detail, NotRecorded, Part
 
 MAX_PARTS = 200
@@ -26,15 +26,12 @@ class AdmissionContext(Struct, eq=False):
         total: its tokens.
         computed: those that vLLM's own cache held.
         possible: those that it may have held, where that is not known of a recurrent group.
-        allocated: those that the connector was to load.
-        sources: these by tier, where the connector names tiers.
+        sources: those that the connector was to load, by tier, where it names tiers.
         block_size: tokens of a block.
         chain: the hashes of its full blocks; None where they are not known, which `not_recorded` explains.
         pending: up to where in the prompt, in blocks, running requests have the same prompt and go on computing it.
         begun: up to where all of these requests have computed it: with several KV cache groups it may be lost again.
-        unfollowed: up to where a request goes on computing it whose progress is not recorded.
         pending_by: the request that goes on furthest, and its admission.
-        is_last_open: whether a running request may have computed the final block, which nobody reports.
         shadow: why requests with unknown prompts may be computing; None if there are none.
         groups: the KV cache groups, where there are several and what a hit needs of each is known.
         has_groups: whether there are several, and that is not known: only the first one's blocks are.
@@ -45,16 +42,13 @@ class AdmissionContext(Struct, eq=False):
 
     total: int
     computed: int
-    allocated: int
     sources: Sequence[tuple[str, int]]
     block_size: int
     chain: Sequence[bytes] | None
     not_recorded: NotRecorded = NotRecorded.BLOCK_HASHES
     pending: int = 0
     begun: int = 0
-    unfollowed: int = 0
     pending_by: BlockChange | None = None
-    is_last_open: bool = False
     shadow: NotRecorded | None = None
     groups: HybridGroups | None = None
     has_groups: bool = False
@@ -79,6 +73,11 @@ class Store(Struct, eq=False):
         why: why not all of it is reported, if it is not.
         takes: whether what was handed over to the request is read by this connector.
         is_guarded: whether the guard took back what the connector offered.
+        first: of the chunks that the prompt consists of, the number of the first that vLLM did not hold whole.
+        blocks: blocks of a chunk.
+        states: of each full chunk from this one on.
+        last: the last chunk, where the store has all of a prompt that ends with it; a hit ends before its last token.
+        reach: up to where, in blocks, all that comes before is held, so that it could have been given.
     """
 
     cache: CacheModel
@@ -91,20 +90,6 @@ class Store(Struct, eq=False):
     why: NotRecorded = NotRecorded.PROBE
     takes: bool = False
     is_guarded: bool = False
-
-
-class _View(Struct, eq=False):
-    """The chunks of one store that a prompt consists of, from the first that vLLM did not hold whole.
-
-    Attributes:
-        first: the first chunk's number.
-        blocks: blocks of a chunk.
-        states: of each full chunk.
-        last: the last chunk, where the store has all of a prompt that ends with it; a hit ends before its last token.
-        reach: up to where, in blocks, all that comes before is held, so that it could have been given.
-    """
-
-    store: Store
     first: int = 0
     blocks: int = 1
     states: list[BlockChange | None] = []
@@ -168,7 +153,9 @@ class Attribution:
         """Blocks that are found together or not at all."""
         self._full = context.total // context.block_size if context.block_size else 0
         self._full -= self._full % self._unit
-        self._views = [self._view(store) for store in stores]
+        self._stores = stores
+        for store in stores:
+            self._look_into(store)
         self._found: list[tuple[_Reason, int, int]] = []
         """What was found so far: the reason, the first token, and the token after the last."""
 
@@ -232,55 +219,53 @@ class Attribution:
         asked, unit = self._context, self._unit * self._context.block_size
         return asked.total if asked.total - asked.possible == unit else asked.possible
 
-    def _view(self, store: Store) -> _View:
+    def _look_into(self, store: Store) -> None:
         asked = self._context
-        view = _View(store)
         if not store.is_reported or asked.chain is None:
-            return view
-        view.blocks = store.chunk_size // asked.block_size
-        view.first = self._hole // view.blocks
+            return
+        store.blocks = store.chunk_size // asked.block_size
+        store.first = self._hole // store.blocks
         reach = self._full
         if store.groups is not None:
             ends_early = store.groups.ends_early
-            view.first = 0 if ends_early else view.first
-            chunks = (view.first, max(view.first, self._full // view.blocks))
+            store.first = 0 if ends_early else store.first
+            chunks = (store.first, max(store.first, self._full // store.blocks))
             given = (store.cache, self._chain, asked.block_size, chunks, self._is_fresh)
-            view.states = store.groups.states(*given, begin=view.first)
+            store.states = store.groups.states(*given, begin=store.first)
             if ends_early and chunks[1] * store.chunk_size == asked.total:
-                if all(fact is not None and fact.state is BlockState.HELD for fact in view.states):
-                    view.last = view.states[-1]
-                view.states = store.groups.states(*given, is_cut=True)
-                reach -= view.blocks
+                if all(fact is not None and fact.state is BlockState.HELD for fact in store.states):
+                    store.last = store.states[-1]
+                store.states = store.groups.states(*given, is_cut=True)
+                reach -= store.blocks
         else:
-            ends = slice((view.first + 1) * view.blocks - 1, self._full, view.blocks)
-            view.states = store.cache.states(self._chain[ends], self._is_fresh)
+            ends = slice((store.first + 1) * store.blocks - 1, self._full, store.blocks)
+            store.states = store.cache.states(self._chain[ends], self._is_fresh)
         held = 0
-        for fact in view.states:
+        for fact in store.states:
             if fact is None or fact.state is not BlockState.HELD:
                 break
             held += 1
-        view.reach = (view.first + held) * view.blocks
+        store.reach = (store.first + held) * store.blocks
         if store.was_deferred:
-            _doubt(view.states, held)
-        if store.matched is not None and store.matched // asked.block_size < min(view.reach, reach):
-            self._shorten(view, store.matched // asked.block_size)
-        return view
+            _doubt(store.states, held)
+        if store.matched is not None and store.matched // asked.block_size < min(store.reach, reach):
+            self._shorten(store, store.matched // asked.block_size)
 
-    def _shorten(self, view: _View, matched: int) -> None:
+    def _shorten(self, store: Store, matched: int) -> None:
         """The store counts from the prompt's beginning, and matched fewer blocks than it holds behind those of vLLM: it lacks
         one of these, or looked before it held them and answered later, or what was reported of it is not true."""
-        cache = view.store.cache
-        before = cache.states(self._chain[view.blocks - 1 : view.first * view.blocks : view.blocks], self._is_fresh)
+        cache = store.cache
+        before = cache.states(self._chain[store.blocks - 1 : store.first * store.blocks : store.blocks], self._is_fresh)
         states = {BlockState.ABSENT if fact is None else fact.state for fact in before}
-        if view.store.was_deferred and states <= {BlockState.HELD}:
+        if store.was_deferred and states <= {BlockState.HELD}:
             return
         if states <= {BlockState.HELD, BlockState.UNSURE}:
-            first = max(0, matched // view.blocks - view.first)
-            view.states[first:] = [
+            first = max(0, matched // store.blocks - store.first)
+            store.states[first:] = [
                 _CONTRADICTED if fact is not None and fact.state is BlockState.HELD else fact
-                for fact in view.states[first:]
+                for fact in store.states[first:]
             ]
-        view.reach = matched
+        store.reach = matched
 
     def _blocks(self, begin: int) -> None:
         """Enter the full blocks behind what was reused."""
@@ -318,15 +303,14 @@ class Attribution:
             self._hole + self._unit,
             asked.pending,
             asked.begun,
-            asked.unfollowed,
         }
         ends.update(-(-tokens // size) for tokens in asked.promised)
         if asked.handed is not None and asked.handed.tokens:
             ends.add(asked.handed.tokens // size)
         ends.update(first + n for n in _changes(facts))
-        for view in self._views:
-            ends.update((view.reach, -(-(asked.computed + view.store.offered) // size)))
-            ends.update((view.first + n) * view.blocks for n in (0, *_changes(view.states), len(view.states)))
+        for store in self._stores:
+            ends.update((store.reach, -(-(asked.computed + store.offered) // size)))
+            ends.update((store.first + n) * store.blocks for n in (0, *_changes(store.states), len(store.states)))
         if asked.shadow is not None:
             ends.update(first + n for n in _changes(list(map(self._is_fresh, self._chain[first : self._full]))))
         return pairwise((first, *sorted(end for end in ends if first < end <= self._full)))
@@ -338,26 +322,24 @@ class Attribution:
             return _Reason(Cause.LAST_TOKEN, asked.sources[-1][0])
         if fact is not None and fact.state is BlockState.HELD:
             return None if asked.has_groups else _Reason(Cause.LAST_TOKEN, self._vllm.name, fact)
-        if asked.is_last_open or (fact is not None and fact.state in (BlockState.COMPUTED, BlockState.UNSURE)):
+        if fact is not None and fact.state is BlockState.UNSURE:
             return None  # vLLM may hold it, too
-        for view in self._views:
-            chunk = view.state(block)
+        for store in self._stores:
+            chunk = store.state(block)
             if chunk is not None and chunk.state is BlockState.HELD:
-                return _Reason(Cause.LAST_TOKEN, view.store.cache.name, chunk)
+                return _Reason(Cause.LAST_TOKEN, store.cache.name, chunk)
         return None
 
     def _in_last_chunk(self, begin: int) -> _Reason | None:
         """Blocks of the final chunk, if nothing but the rule was in the way of it."""
-        for view in self._views:
-            if view.last is not None and begin >= self._context.total - view.store.chunk_size:
-                return _Reason(Cause.LAST_TOKEN, view.store.cache.name, view.last)
+        for store in self._stores:
+            if store.last is not None and begin >= self._context.total - store.chunk_size:
+                return _Reason(Cause.LAST_TOKEN, store.cache.name, store.last)
         return None
 
     def _block(self, block: int, fact: BlockChange | None, start: int, end: int) -> _Reason:
         """A block, and those behind it with the same known about them: the first reason that is true of them."""
         vllm, asked = self._vllm, self._context
-        if asked.is_last_open and end == asked.total and (fact is None or fact.state is not BlockState.HELD):
-            return _UNKNOWN[NotRecorded.CACHE_EVENTS]
         was_handed = asked.handed is not None and (self._is_handed(end) or self._is_promised(start))
         is_new = fact is None and block >= asked.pending and not was_handed
         if is_new and not self._stores_know(block) and not self._is_shadowed(block):
@@ -366,26 +348,24 @@ class Attribution:
             if asked.has_groups:
                 return _UNKNOWN[NotRecorded.GROUPS]
             return _Reason(Cause.REFUSED if block == self._hole else Cause.STRANDED, vllm.name, fact)
-        chunks = [(view, view.state(block)) for view in self._views]
-        may_be_in_vllm = fact is not None and fact.state in (BlockState.COMPUTED, BlockState.UNSURE)
-        for view, chunk in chunks:
-            if may_be_in_vllm and view.store.groups is not None:
+        chunks = [(store, store.state(block)) for store in self._stores]
+        may_be_in_vllm = fact is not None and fact.state is BlockState.UNSURE
+        for store, chunk in chunks:
+            if may_be_in_vllm and store.groups is not None:
                 continue
-            if chunk is not None and chunk.state is BlockState.HELD and block >= view.reach:
-                return _Reason(Cause.STRANDED, view.store.cache.name, chunk)
-        known = [each for each in chunks if not (was_handed and each[0].store.takes and not each[0].store.is_reported)]
+            if chunk is not None and chunk.state is BlockState.HELD and block >= store.reach:
+                return _Reason(Cause.STRANDED, store.cache.name, chunk)
+        known = [each for each in chunks if not (was_handed and each[0].takes and not each[0].is_reported)]
         if (why := self._may_be_held(block, fact, known)) is not None:
             return _UNKNOWN[why]
-        if asked.begun <= block < asked.unfollowed:
-            return _UNKNOWN[NotRecorded.CACHE_EVENTS]
         if asked.begun <= block < asked.pending:
             return _Reason(Cause.PENDING, vllm.name, asked.pending_by)
-        for view, chunk in chunks:
+        for store, chunk in chunks:
             if chunk is not None and chunk.state is BlockState.STORING:
-                return _Reason(Cause.PENDING, view.store.cache.name, chunk)
-        for view, chunk in chunks:
+                return _Reason(Cause.PENDING, store.cache.name, chunk)
+        for store, chunk in chunks:
             if chunk is not None and chunk.state is BlockState.HELD:
-                return _Reason(Cause.REFUSED, view.store.cache.name, chunk, refusal=self._refusal(view.store, start))
+                return _Reason(Cause.REFUSED, store.cache.name, chunk, refusal=self._refusal(store, start))
         if self._is_promised(start):
             return _Reason(Cause.FAILED_LOAD, asked.promised_by, asked.failed)
         return self._refused_handed(start) if self._is_handed(end) else self._lost(block, fact, chunks)
@@ -402,7 +382,7 @@ class Attribution:
     def _refused_handed(self, start: int) -> _Reason:
         """Tokens that were handed over, and that the connector did not give or vLLM did not take."""
         asked = self._context
-        taking = next((view.store for view in self._views if view.store.takes), None)
+        taking = next((store for store in self._stores if store.takes), None)
         refusal = "" if taking is None else self._refusal(taking, start)
         return _Reason(Cause.REFUSED, PEER, None if asked.handed is None else asked.handed.fact, refusal=refusal)
 
@@ -418,23 +398,21 @@ class Attribution:
 
     def _stores_know(self, block: int) -> bool:
         """Whether a store may hold, or may have held, a block that was never in vLLM's cache."""
-        return any(view.store.is_reported and view.state(block) is not None for view in self._views)
+        return any(store.is_reported and store.state(block) is not None for store in self._stores)
 
     def _may_be_held(
-        self, block: int, fact: BlockChange | None, chunks: Sequence[tuple[_View, BlockChange | None]]
+        self, block: int, fact: BlockChange | None, chunks: Sequence[tuple[Store, BlockChange | None]]
     ) -> NotRecorded | None:
         """Why it is not known whether a cache holds it; None if it is known."""
         is_hole = block == self._hole and (block + 1) * self._context.block_size < self._context.total
-        if fact is not None and not is_hole:  # the lookup itself says that vLLM does not hold the hole
-            if fact.state is BlockState.UNSURE:
-                return self._vllm.why
-            if fact.state is BlockState.COMPUTED:
-                return NotRecorded.CACHE_EVENTS
-        for view, chunk in chunks:
-            if not view.store.is_reported:
-                return view.store.why
+        # The lookup itself says that vLLM does not hold the hole.
+        if fact is not None and fact.state is BlockState.UNSURE and not is_hole:
+            return self._vllm.why
+        for store, chunk in chunks:
+            if not store.is_reported:
+                return store.why
             if chunk is not None and chunk.state is BlockState.UNSURE:
-                return NotRecorded.CONTRADICTION if chunk is _CONTRADICTED else view.store.cache.why
+                return NotRecorded.CONTRADICTION if chunk is _CONTRADICTED else store.cache.why
         return self._context.shadow if self._is_shadowed(block) else None
 
     def _is_shadowed(self, block: int) -> bool:
@@ -442,29 +420,27 @@ class Attribution:
         return self._context.shadow is not None and not self._is_fresh(self._chain[block])
 
     def _lost(
-        self, block: int, fact: BlockChange | None, chunks: Sequence[tuple[_View, BlockChange | None]]
+        self, block: int, fact: BlockChange | None, chunks: Sequence[tuple[Store, BlockChange | None]]
     ) -> _Reason:
         """Blocks that no cache holds, by the cache that lost them last."""
         losses = [] if fact is None else [(self._vllm, fact)]
         parts: list[tuple[CacheModel, BlockChange]] = []
         unstored = ""
-        for view, chunk in chunks:
+        for store, chunk in chunks:
             if chunk is None:
-                unstored = "partial" if view.is_partial(block) else "unasked"
+                unstored = "partial" if store.is_partial(block) else "unasked"
             elif chunk.state is BlockState.UNCACHED:
-                unstored, parts = "unasked", [*parts, (view.store.cache, chunk)]
+                unstored, parts = "unasked", [*parts, (store.cache, chunk)]
                 continue
             elif chunk.state in _UNSTORED:
                 unstored = _UNSTORED[chunk.state]
-                chunk = None if chunk.before is None else view.store.cache.now(chunk.before)
+                chunk = None if chunk.before is None else store.cache.now(chunk.before)
             if chunk is not None:
-                losses.append((view.store.cache, chunk))
+                losses.append((store.cache, chunk))
         losses = losses or parts
         for cache, loss in losses:
             if loss.state in (BlockState.ABSENT, BlockState.UNSURE):
                 return _UNKNOWN[cache.why]
-        if fact is not None and fact.state is BlockState.COMPUTED:  # evicted or reset, and nobody says when
-            return _UNKNOWN[NotRecorded.CACHE_EVENTS]
         if not losses:
             return _NEW
         cache, loss = max(losses, key=lambda each: each[1].number)

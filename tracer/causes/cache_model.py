@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
+from itertools import islice
 
 from msgspec import Struct
 
@@ -25,19 +26,17 @@ class BlockState(IntEnum):
     HELD = 1
     EVICTED = 2
     RESET = 3
-    COMPUTED = 4
-    """It was computed, and nobody says whether vLLM's cache still holds it."""
-    STORING = 5
+    STORING = 4
     """Its store is under way."""
-    FULL = 6
+    FULL = 5
     """It was not stored: there was no room."""
-    FAILED = 7
+    FAILED = 6
     """It was not stored: the transfer failed."""
-    ABSENT = 8
+    ABSENT = 7
     """The cache does not hold it, and whether it ever did is not known."""
-    UNSURE = 9
+    UNSURE = 8
     """Nothing is known of it."""
-    UNCACHED = 10
+    UNCACHED = 9
     """One of several KV cache groups has never kept its part of it."""
 
 
@@ -67,7 +66,7 @@ class BlockChange(Struct, eq=False, gc=False):
 
 
 ABSENT, UNSURE = BlockChange(BlockState.ABSENT, 0), BlockChange(BlockState.UNSURE, 0)
-_FORGOTTEN = {state: BlockChange(state, 0) for state in (BlockState.HELD, *LOST, BlockState.COMPUTED)}
+_FORGOTTEN = {state: BlockChange(state, 0) for state in (BlockState.HELD, *LOST)}
 
 
 class CacheModel:
@@ -96,10 +95,8 @@ class CacheModel:
         """When it was emptied, the latest `MAX_RESETS` times."""
         self._listed = -1
         """The number of the latest change that listed all that the cache holds."""
-        self._young: dict[Key, BlockChange] = {}
-        self._old: dict[Key, BlockChange] = {}
-        self._leaving: list[Key] = []
-        """The keys of `_old`, the oldest last."""
+        self._facts: dict[Key, BlockChange] = {}
+        """What happened to each key last, those that were reported longest ago first."""
         self._past = EvictionHistory()
 
     def group(self, number: int) -> CacheModel:
@@ -117,15 +114,11 @@ class CacheModel:
 
     def record_each(self, facts: Mapping[Key, BlockChange]) -> None:
         """Something happened to each of these."""
-        young = self._young
-        before = len(young)
-        young.update(facts)
-        if self._leaving:
-            self._forget(len(young) - before)
-        if len(young) >= MAX_KEYS:
-            self._forget(len(self._leaving))
-            self._old, self._young = young, {}
-            self._leaving = list(young)[::-1]
+        for key in facts.keys() & self._facts.keys():
+            del self._facts[key]
+        self._facts.update(facts)
+        if len(self._facts) > MAX_KEYS + MAX_KEYS // 8:
+            self._forget(len(self._facts) - MAX_KEYS)
 
     def clear(self, fact: BlockChange) -> None:
         """The cache was emptied."""
@@ -146,14 +139,15 @@ class CacheModel:
 
     def last(self, key: Key) -> BlockChange | None:
         """What was reported of a key last."""
-        return self._young.get(key) or self._old.get(key) or (self._remembered(key) if self._past else None)
+        if (fact := self._facts.get(key)) is not None or not isinstance(key, bytes):
+            return fact
+        (code,) = self._past.codes((key,))
+        return _FORGOTTEN[BlockState(code)] if code else None
 
     def states(self, keys: Sequence[bytes], is_fresh: Callable[[Key], bool]) -> list[BlockChange | None]:
         """What happened to each key, as far as that is certain; None: the cache never had it. `is_fresh` tells whether the
         block of a key was named for the first time after the missing events."""
-        facts = list(map(self._young.get, keys))
-        if self._old:
-            facts = [fact or older for fact, older in zip(facts, map(self._old.get, keys), strict=True)]
+        facts = list(map(self._facts.get, keys))
         if self._past:
             unseen = [n for n, fact in enumerate(facts) if fact is None]
             for n, code in zip(unseen, self._past.codes([keys[n] for n in unseen]), strict=True):
@@ -188,30 +182,12 @@ class CacheModel:
         cleared = self._cleared[-1].number if self._cleared else -1
         return ABSENT if max(cleared, self._listed) >= self.whole_from else UNSURE
 
-    def _remembered(self, key: Key) -> BlockChange | None:
-        code = self._past.codes((key,))[0] if isinstance(key, bytes) else 0
-        return _FORGOTTEN[BlockState(code)] if code else None
-
     def _forget(self, count: int) -> None:
         """Let the oldest keys go into the past."""
-        begin = max(0, len(self._leaving) - count)
-        leaving = self._leaving[: begin - 1 if begin else None : -1]
-        del self._leaving[begin:]
-        facts = list(map(self._old.pop, leaving))
-        codes: dict[int, int] = {}
-        """By the fact: a run of blocks has one."""
-        keys: list[bytes] = []
-        kept: list[int] = []
-        for key, fact in zip(leaving, facts, strict=True):
-            if key in self._young or not isinstance(key, bytes):
-                continue
-            if (code := codes.get(id(fact))) is None:
-                code = codes[id(fact)] = self._code(fact)
-            if code:
-                keys.append(key)
-                kept.append(code)
-        if keys:
-            self._past.add(keys, kept)
+        oldest = [(key, self._facts.pop(key)) for key in list(islice(self._facts, count))]
+        codes = {key: code for key, fact in oldest if isinstance(key, bytes) and (code := self._code(fact))}
+        if codes:
+            self._past.add(codes, codes.values())
 
     def _code(self, fact: BlockChange | None) -> int:
         """What the past remembers of a fact; 0 if nothing."""

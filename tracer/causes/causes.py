@@ -9,23 +9,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 from msgspec.structs import replace
 
 from kvtrail.tracer.causes.attribution import AdmissionContext, Attribution, Store
 from kvtrail.tracer.causes.cache_model import UNSTORED, BlockChange, BlockState, CacheModel, Key
-from kvtrail.tracer.causes.fleet import Fleet
-from kvtrail.tracer.causes.handed_over import HandedOver, named
+from kvtrail.tracer.causes.fleet import MODEL_DIGITS, Fleet
 from kvtrail.tracer.causes.hybrid_groups import HybridGroups
-from kvtrail.tracer.causes.request_state import RequestState, doubted, in_common, shortened
+from kvtrail.tracer.causes.request_state import HandedOver, RequestState, doubted, in_common, named, shortened
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.cache_groups import FULL, groups_of
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import (
     UNFAMILIAR,
     Alloc,
-    CacheReset,
     Event,
     Evict,
     Handoff,
@@ -171,7 +170,7 @@ class Causes:
     def _enter_request_start(self, event: RequestStart) -> None:
         self._drop(event.request or "")
         request = self._of(event)
-        request.block_size, request.prompt = event.block_size or 0, event.total or 0
+        request.block_size = event.block_size or 0
         request.identity = event.identity
         request.not_recorded = NotRecorded.BLOCK_HASHES if event.block_after is None else NotRecorded.CHAIN
         self._chains.add(request.chain, event)
@@ -186,21 +185,22 @@ class Causes:
     def _enter_handoff(self, event: Handoff) -> None:
         if event.takes:
             self._takes = True
-            self._of(event).handed = HandedOver.by(event, self._fact(BlockState.HELD, event))
+            # What has no name is kept by nobody, so nothing is handed over.
+            tokens = event.handoff_tokens if event.handoff_keys else 0
+            fact = self._fact(BlockState.HELD, event)
+            self._of(event).handed = HandedOver(fact, event.epoch, tokens, event.handoff_peer or "")
 
     def _enter_lookup(self, event: Lookup) -> None:
-        if event.cache_identity is not None and event.cache_identity != self._identity:
-            self.engine, self._identity = event.engine, event.cache_identity
-            self._fleet.join(event.cache_identity, self)
+        identity = event.cache_identity
+        if identity is not None and not self._vllm.is_reported:
+            identity = identity[:MODEL_DIGITS]  # what it holds is not known
+        if identity is not None and identity != self._identity:
+            self.engine, self._identity = event.engine, identity
+            self._fleet.join(identity, self)
         request, connector_id = self._of(event), event.connector_id
         self._awaited.add(event.request or "")
         if event.block_hashes:
             self._chains.add(request.chain, event)
-            request.reached = min(request.reached, (event.block_first or 0) * request.block_size)
-        if event.epoch and event.total > request.prompt > 0:  # it had output: all but the last token was computed
-            reached = request.reached
-            self._ran(event, request, event.total - 1)
-            request.reached = reached  # that was before its preemption
         offers = request.offers
         if offers and (connector_id in offers or offers.allocs):  # the connectors are asked once more
             offers.clear()
@@ -227,31 +227,32 @@ class Causes:
         has_groups = len(declared) > 1
         if has_groups and request.chain.end > full:  # hashes of pieces of blocks, which a hit may consist of, too
             is_known, not_recorded = False, NotRecorded.GROUPS
-        chain = request.chain.hashes if is_known else None
-        is_joint = self._has_groups and self._vllm.is_reported
-        groups = HybridGroups.of(declared, size) if is_joint else None
-        pending, by = self._pending(event.request or "", chain, full)
+        chain = followed = request.chain.hashes if is_known else None
+        if chain is not None and not self._vllm.is_reported:
+            followed, not_recorded = None, NotRecorded.CACHE_EVENTS
+        groups = HybridGroups.of(declared, size) if self._has_groups else None
+        going_on = list(self._going_on(event.request or "", chain, full))
+        pending, by = max(((same, fact) for _, same, fact in going_on), key=itemgetter(0), default=(0, None))
         computed, possible = lookup.computed, 0
         if groups is not None and groups.has_states and chain and not allocated:
             computed, possible = groups.held(self._vllm, chain, size, computed, self._is_fresh)
-        begun, unfollowed = self._begun(event.request or "", chain, full) if pending and has_groups else (0, 0)
+        begun = 0
+        if going_on and has_groups:
+            begun = min(going.reached // going.block_size if going.block_size else 0 for going, *_ in going_on)
         together = groups.unit // size if groups is not None else 1
         context = AdmissionContext(
             total=lookup.total,
             computed=computed,
             possible=possible,
-            allocated=allocated,
             sources=self._sources(request, allocs, allocated) if allocated else (),
             block_size=size,
-            chain=chain if full else (),
+            chain=followed if full else (),
             not_recorded=not_recorded,
-            is_last_open=self._is_last_open(event.request or "", chain, lookup.total, size),
             shadow=self._shadow(event, request) if chain else None,
             groups=groups,
             has_groups=self._has_groups and groups is None,
             pending=pending // together * together,
             begun=begun // together * together,
-            unfollowed=unfollowed // together * together,
             pending_by=by,
             promised=request.lost,
             promised_by=request.lost_tier,
@@ -264,7 +265,7 @@ class Causes:
         stores = [self._store_of(each, request, size, is_only=len(lookups) == 1) for each in lookups]
         request.deferred.clear()
         parts = Attribution(context, self._vllm, stores, self._is_fresh).parts()
-        if lookup.cache_identity is not None and chain and self._fleet.has_several(lookup.cache_identity):
+        if lookup.cache_identity is not None and chain:
             parts = self._elsewhere(lookup.cache_identity, request, chain, size, parts)
         if request.handed is not None:
             parts = named(parts, request.handed)
@@ -283,7 +284,7 @@ class Causes:
                 self._handed_over.update(dict.fromkeys(b for b in chain[loaded:begin] if not self.has_known(b)))
             for block in chain[begin:full]:
                 self._handed_over.pop(block, None)  # it computes them itself
-        request.computing, request.is_followed = full, event.blocks_ids is not None
+        request.computing = full
         if (computed + allocated) // size < full if size else False:
             self._computing[event.request or ""] = self._fact(BlockState.STORING, event, event.request or "")
 
@@ -352,20 +353,6 @@ class Causes:
         is_guarded = lookup.refused is not None and not lookup.returned
         return Store(cache, is_reported, chunk, lookup.matched, offered, was_deferred, groups, why, takes, is_guarded)
 
-    def _pending(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, BlockChange | None]:
-        """Up to where running requests go on computing the same prompt, in blocks, and the one that goes on furthest."""
-        furthest, by = 0, None
-        for _, same, fact in self._going_on(name, chain, full):
-            if same > furthest:
-                furthest, by = same, fact
-        return furthest, by
-
-    def _begun(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, int]:
-        """How many blocks of it all of these requests have computed, and up to where those go on that are not followed."""
-        going_on = list(self._going_on(name, chain, full))
-        begun = min(going.reached // going.block_size if going.block_size else 0 for going, *_ in going_on)
-        return begun, max([same for going, same, _ in going_on if not going.is_followed], default=0)
-
     def _going_on(
         self, name: str, chain: Sequence[bytes] | None, full: int
     ) -> Iterator[tuple[RequestState, int, BlockChange]]:
@@ -379,15 +366,6 @@ class Causes:
             same = in_common(chain, going.chain.hashes, min(full, going.computing))
             if same:
                 yield going, same, fact
-
-    def _is_last_open(self, name: str, chain: Sequence[bytes] | None, total: int, size: int) -> bool:
-        """Whether a running request may have computed the prompt's final block: vLLM's lookup says nothing of it. Only
-        asked where what vLLM's cache gains is not reported."""
-        if self._vllm.is_reported or not chain or total % size:
-            return False
-        last = len(chain[: total // size]) - 1
-        others = (request for other, request in self._requests.items() if other != name)
-        return any(request.chain.of(last) == chain[last] for request in others)
 
     def _shadow(self, event: Alloc, request: RequestState) -> NotRecorded | None:
         """Why requests with unknown prompts may be computing; None if there are none."""
@@ -404,11 +382,11 @@ class Causes:
 
     def _enter_schedule(self, event: Schedule) -> None:
         name = event.request or ""
-        if name not in self._awaited and self._vllm.is_reported:
+        if name not in self._awaited:
             return  # nearly always: it goes on
         request = self._of(event)
         request.offers.clear()
-        self._ran(event, request, event.computed + event.scheduled)
+        request.reached = max(request.reached, event.computed + event.scheduled)
         if event.computed + event.scheduled >= request.computing * request.block_size:
             self._computing.pop(name, None)
         request.failed_from = None
@@ -471,7 +449,6 @@ class Causes:
             request.failed_from = max(request.promised[0], min(first, default=0))
 
     def _enter_preempt(self, event: Preempt) -> None:
-        self._ran(event, self._of(event), event.computed or 0)
         self._computing.pop(event.request or "", None)
 
     def _enter_request(self, event: RequestEnd) -> None:
@@ -481,31 +458,11 @@ class Causes:
             self._settle(request)
         if event.block_hashes:
             self._chains.add(request.chain, event)
-        self._ran(event, request, 0 if request.has_ended else event.computed or 0)
         if request.has_ended:
             self._awaited.discard(event.request or "")
             self._computing.pop(event.request or "", None)
         else:
             self._drop(event.request or "")
-
-    def _ran(self, event: Event, request: RequestState, computed: int) -> None:
-        """A request has been computed up to there. Where it is not reported what vLLM's cache gains, it may be in it from now
-        on."""
-        size, first = request.block_size, request.reached
-        if computed <= first:
-            return
-        request.reached = computed
-        if self._vllm.is_reported or not size or computed // size == first // size:
-            return
-        if request.chain.is_whole:
-            blocks = request.chain.hashes[first // size : computed // size]
-            fact = self._fact(BlockState.COMPUTED, event)
-            for number in range(len(groups_of(event.groups))):
-                self._vllm.group(number).record(blocks, fact)
-        else:
-            self._number += 1
-            self._vllm.lose(self._number, request.not_recorded)
-            self._fresh = {}
 
     # Caches.
 
@@ -597,10 +554,6 @@ class Causes:
                 facts += [held if change > 0 else gone] * min(abs(change), len(hashes) - known - len(facts))
             cache.record_each(dict(zip(hashes[known:], facts, strict=False)))
             known += len(facts)
-
-    def _enter_cache_reset(self, event: CacheReset) -> None:
-        if not self._vllm.is_reported:
-            self._vllm.clear(self._fact(BlockState.RESET, event))
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         cache, keys = self._store(event.connector_id), self._keys(event)
@@ -696,7 +649,6 @@ _ENTER: dict[str, Callable[[Causes, Any], None]] = {
     Kind.RECEIVED: Causes._enter_received,
     Kind.LOAD_ERROR: Causes._enter_load_error,
     Kind.PREFIX_CACHE: Causes._enter_prefix_cache,
-    Kind.CACHE_RESET: Causes._enter_cache_reset,
     Kind.STORE_PLAN: Causes._enter_store_plan,
     Kind.TRANSFER_END: Causes._enter_transfer_end,
     Kind.EVICT: Causes._enter_evict,

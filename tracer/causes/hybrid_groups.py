@@ -104,7 +104,7 @@ class HybridGroups(Struct, frozen=True):
         for end, kept in enumerate(sparse, start=1):
             if kept is not None and kept.state is BlockState.HELD:
                 known = possible = end
-            elif kept is not None and kept.state in (BlockState.UNSURE, BlockState.COMPUTED):
+            elif kept is not None and kept.state is BlockState.UNSURE:
                 possible = end
         return known * self.unit, possible * self.unit
 

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvtrail.tracer.causes.cache_model import BlockChange
-from kvtrail.tracer.causes.handed_over import HandedOver
 from kvtrail.tracer.events.hash_chains import Chain
 from kvtrail.tracer.ledger.facts import Breakdown, Offers
-from kvtrail.tracer.model.causes import Cause, Detail, NotRecorded, Part
+from kvtrail.tracer.model.causes import PEER, Cause, Detail, NotRecorded, Part
+
+
+class HandedOver(Struct, frozen=True, gc=False):
+    """A hand-off, as the request that takes it received it: what the engine that gives says itself may be heard later, or
+    never, and no cause depends on it.
+
+    Attributes:
+        fact: the event that shows it.
+        epoch: the request's epoch then: what was handed over is read once.
+        tokens: of the prompt, those with KV that is handed over; None where that is not said.
+        engine: the engine that gives; empty where it is not named.
+    """
+
+    fact: BlockChange
+    epoch: int
+    tokens: int | None
+    engine: str
 
 
 class RequestState(Struct, eq=False):
@@ -21,7 +38,6 @@ class RequestState(Struct, eq=False):
         chain: the hashes of its blocks.
         not_recorded: why they are not known, if they are not.
         block_size: tokens of each; 0 where they are not known.
-        prompt: its tokens when it began; 0 where that was not reported.
         identity: its cache salt and adapter, if it has any.
         deferred: the connectors that have answered 'ask me later' since the last admission.
         offers: of the connectors, for the admission that is coming.
@@ -38,13 +54,11 @@ class RequestState(Struct, eq=False):
         lost_tier: where they were to be loaded from.
         handed: what another engine has handed over to it; None where it came without such parameters.
         computing: up to where, in blocks, it is to compute its prompt.
-        is_followed: whether it is recorded how far it is: its steps are at level `detailed`, as its block table.
     """
 
     chain: Chain = field(default_factory=Chain)
     not_recorded: NotRecorded = NotRecorded.LOST
     block_size: int = 0
-    prompt: int = 0
     identity: str | None = None
     epoch: int = 0
     deferred: set[str] = field(default_factory=set)
@@ -62,7 +76,6 @@ class RequestState(Struct, eq=False):
     lost_tier: str = ""
     handed: HandedOver | None = None
     computing: int = 0
-    is_followed: bool = True
 
 
 def shortened(parts: Iterable[Part], computed: int, explains: BlockChange | None) -> list[Part]:
@@ -92,13 +105,17 @@ def doubted(parts: Iterable[Part], why: NotRecorded) -> list[Part]:
 
 def in_common(one: Sequence[bytes], other: Sequence[bytes], most: int) -> int:
     """How many blocks two prompts have in common: hashes that are equal stand for equal beginnings."""
-    low, high = 0, min(most, len(one), len(other))
+    high = min(most, len(one), len(other))
     if high == 0 or one[0] != other[0]:
         return 0
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[middle - 1] == other[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_left(range(high), True, key=lambda n: one[n] != other[n])
+
+
+def named(parts: Iterable[Part], handed: HandedOver) -> list[Part]:
+    """The parts, those of the hand-off with the engine that gives."""
+    return [
+        replace(part, detail=replace(part.detail, engine=handed.engine))
+        if part.tier == PEER and handed.engine
+        else part
+        for part in parts
+    ]

@@ -23,7 +23,7 @@ from kvtrail.tracer.reports import findings, output_file, terminal
 from kvtrail.tracer.reports.causes import as_text as causes_text
 from kvtrail.tracer.reports.output_file import STDOUT
 from kvtrail.tracer.reports.savings import as_text as savings_text
-from kvtrail.tracer.rules import documentation
+from kvtrail.tracer.rules import pages
 from kvtrail.tracer.rules.rule import Rule
 from kvtrail.tracer.rules.rule_set import all_rules
 from kvtrail.tracer.store import StoreError
@@ -46,7 +46,8 @@ def _rules(context: click.Context, parameter: click.Parameter, names: tuple[str,
 def _explain(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
     """Print a rule's page, Markdown, and exit, as --help does."""
     if name is not None and not context.resilient_parsing:
-        click.echo(documentation.section(rule_named(name)), nl=False)
+        rule = rule_named(name)
+        click.echo(pages.page(rule).section(rule), nl=False)
         context.exit(0)
 
 

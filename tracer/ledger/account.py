@@ -48,13 +48,11 @@ from kvtrail.tracer.ledger.facts import (
     Began,
     Breakdown,
     Copied,
-    Counted,
     Ended,
     Fact,
     Failed,
     LoadReceived,
     LookedUp,
-    Offer,
     Offers,
     Preempted,
     Ran,
@@ -182,7 +180,6 @@ class Evidence(Struct, eq=False):
 
     offers: Offers = field(default_factory=Offers)
     """The connectors' answers for the admission that is coming, or has come and not run yet."""
-    admitted: Sequence[Offer] = ()
     """The offers with which the request began to run for the first time, until it is preempted."""
     preempted: int = -1
     """The epoch that is known to have ended by a preemption."""
@@ -202,7 +199,6 @@ class Evidence(Struct, eq=False):
         self.repeated_hits.clear()
         self.received_by = frozenset()
         self.offers.clear()
-        self.admitted = ()
 
 
 class Account(Struct, eq=False):
@@ -545,8 +541,6 @@ class Account(Struct, eq=False):
             evidence.steps = (*evidence.steps, (event.computed, event.computed + event.scheduled))[-REMEMBERED_STEPS:]
         evidence.asked = evidence.deferred = evidence.load_error = None
         admitted = self.evidence.offers.use()
-        if admitted and not event.epoch:
-            self.evidence.admitted = admitted
         return Ran(event, admitted, self.total)
 
     def _recompute(self, first: Schedule) -> None:
@@ -679,9 +673,8 @@ class Account(Struct, eq=False):
         elif event.xfer_state == XferState.POSTED and _reads_the_same(evidence.failed_read, event):
             evidence.failed_read = None
 
-    def _enter_stats(self, event: Stats) -> Counted | None:
-        is_repeated, self.evidence.stats = self.evidence.stats is not None, event
-        return Counted(event, self.evidence.admitted, is_repeated) if self.evidence.admitted else None
+    def _enter_stats(self, event: Stats) -> None:
+        self.evidence.stats = event
 
     def _begin_epoch(self, first: Event) -> None:
         if self.prompt is not None and self.evidence.allocs:

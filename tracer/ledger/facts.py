@@ -25,7 +25,6 @@ from kvtrail.tracer.events.events import (
     RequestStart,
     Schedule,
     Sent,
-    Stats,
     Store,
     TransferEnd,
 )
@@ -125,19 +124,6 @@ class Preempted(Struct, eq=False):
     is_repeated: bool
 
 
-class Counted(Struct, eq=False):
-    """The engine's own statistics of a request that has begun to run for the first time.
-
-    Attributes:
-        admitted: the offers with which it began.
-        is_repeated: whether another connector reported them before.
-    """
-
-    event: Stats
-    admitted: Sequence[Offer]
-    is_repeated: bool
-
-
 class Copied(Struct, eq=False):
     """A worker, or a log, reports a copy."""
 
@@ -232,20 +218,7 @@ class Breakdown(Struct, eq=False):
         }
 
 
-Fact = (
-    Began
-    | LookedUp
-    | Admitted
-    | LoadReceived
-    | Ran
-    | Preempted
-    | Counted
-    | Copied
-    | Transferred
-    | Ended
-    | Released
-    | Failed
-)
+Fact = Began | LookedUp | Admitted | LoadReceived | Ran | Preempted | Copied | Transferred | Ended | Released | Failed
 
 
 def tiers_of(alloc: Alloc) -> dict[str, int]:

@@ -7,9 +7,9 @@ needed.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct, structs
@@ -20,28 +20,14 @@ from kvtrail.tracer.model.findings import Severity
 _RUNBOOK = "\n## Runbook\n"
 
 
-class KnownBy(StrEnum):
-    """How a rule detects a fault."""
-
-    COUNT = "a wrong count"
-    """A number, a key or an order of events contradicts another one: known with the event that does."""
-    BYTES = "wrong bytes"
-    """A block holds other bytes than were computed: known when it is checked."""
-    EXCEPTION = "an exception"
-    """A call raised."""
-    DEADLINE = "a deadline"
-    """Something that could have happened did not, for a long time."""
-
-
-class Groups(StrEnum):
-    """What a rule says of a model with several KV cache groups."""
-
-    INDEPENDENT = "independent of them"
-    """It judges calls and counts of tokens, which are the same for all groups."""
-    EACH = "judged for each of them"
-    FULL = "judged for the first group of full attention"
-    """Its blocks hold all tokens; what other groups store and load is part of the same transfers."""
-    UNKNOWN = "not judged"
+KnownBy = Literal["a wrong count", "wrong bytes", "an exception", "a deadline"]
+"""How a rule detects a fault: a number, a key or an order of events contradicts another one; a block holds other bytes than
+were computed, known when it is checked; a call raised; something that could have happened did not, for a long time."""
+Groups = Literal[
+    "independent of them", "judged for each of them", "judged for the first group of full attention", "not judged"
+]
+"""What a rule says of a model with several KV cache groups. It is independent of them if it judges calls and counts of
+tokens, which are the same for all groups; the first group of full attention has blocks that hold all tokens."""
 
 
 class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,9 +42,12 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         known_by: how it detects a fault.
         groups: what it says of a model with several KV cache groups.
         level: the least level of recording at which it finds its drift.
-        explanation: a format string: `{0}` is the first witness (see `Witness.__format__`), `{name}` is one of the finding's
-            numbers.
-        explanations: several of them. A rule that judges in several places has one for each, by the finding's number `where`.
+        explanation: a format string: `{0}` is the first witness (see `Witness.__format__`), `{last}` the last one, `{name}`
+            one of the finding's numbers.
+        explanations: several of them, by name. If the rule judges in several places, names begin with the finding's number
+            `where`. The first that has all it names is used, so those that need more come first. One with the name of a
+            number (behind the place) also needs that this is neither absent nor false.
+        further: sentences to be added, each if the finding has all numbers that it names.
         invariant: the invariant as a formula, its source, and what it needs, in Markdown.
         runbook: what a finding means, what to look at, its usual causes, and what to do, in Markdown.
     """
@@ -68,11 +57,12 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     classes: tuple[str, ...]
     hint: str
     mitigation: str = ""
-    known_by: KnownBy = KnownBy.COUNT
-    groups: Groups = Groups.INDEPENDENT
+    known_by: KnownBy = "a wrong count"
+    groups: Groups = "independent of them"
     level: Level = Level.BASIC
     explanation: str = ""
     explanations: dict[str, str] = {}  # msgspec copies it
+    further: tuple[str, ...] = ()
     invariant: str = ""
     runbook: str = ""
 
@@ -81,10 +71,23 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The worst that a finding can do."""
         return self.severities[0]
 
+    def texts(self, where: str | None) -> dict[str, str]:
+        """The explanations for a finding at this place, by what is behind the place in their names."""
+        if where is None:
+            return self.explanations or {"": self.explanation}
+        places = {name: name.partition(", ") for name in self.explanations}
+        return {behind: self.explanations[name] for name, (place, _, behind) in places.items() if place == where}
+
     @property
     def advice(self) -> str:
         """The hint, and the mitigation if there is one."""
         return f"{self.hint} {self.mitigation}".rstrip()
+
+    def section(self, rule: str) -> str:
+        """The part of docs/rules.md about the rule of this page."""
+        about = f"Severity: {', or '.join(self.severities)}. Level: `{self.level}`. Known by {self.known_by}."
+        about += f" Several [groups](concepts.md#kv-cache-groups): {self.groups}."
+        return f"## `{rule}`\n\n{about}\n\n{self.title}.\n\n{self.invariant}\n\nUsually: {self.advice}\n"
 
 
 @cache

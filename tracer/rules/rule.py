@@ -7,8 +7,10 @@ engines of a hand-off (`PairRule`), or what has not happened in time (`DeadlineR
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from string import Formatter
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from kvtrail.tracer.events.events import Event
@@ -82,18 +84,43 @@ class Rule(ABC):
 
     def explain(self, finding: Finding) -> str:
         """The contradiction in sentences, from the finding's data alone."""
-        text = self.template(finding).format(*finding.witness, **{**finding.numbers, **self.values(finding)})
-        return singular(text)
-
-    def template(self, finding: Finding) -> str:
-        """The explanation's format string: that of the place that the finding names, if it does. No text of an event may be
-        part of it."""
-        where = finding.numbers.get("where")
-        return self.page.explanation if where is None else self.page.explanations[where]
+        values = {"last": finding.witness[-1], **finding.numbers, **self.values(finding)}
+        known = {name: value for name, value in values.items() if value or type(value) in (int, float)}
+        texts = self.page.texts(finding.numbers.get("where"))
+        fitting = [text for name, text in texts.items() if name not in values or name in known]
+        written = (_written(text, finding, known) for text in fitting)
+        main = next(filter(None, written), None) or _SENTENCES.vformat(fitting[-1], finding.witness, values)
+        further = filter(None, (_written(text, finding, known) for text in self.page.further))
+        return singular(" ".join((main, *further)))
 
     def values(self, finding: Finding) -> dict[str, Any]:
         """Values for the explanation that are not among the finding's numbers."""
         return {}
+
+
+class _Sentences(Formatter):
+    """Formats explanations. Of a list, the first six items are named."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, Mapping):
+            return "; ".join(f"{name}: {self.format_field(each, '')}" for name, each in value.items())
+        if isinstance(value, list | tuple):
+            shown = ", ".join(map(str, value[:MOST_NAMED])) or "none"
+            return f"{shown}, ... ({len(value)} in all)" if len(value) > MOST_NAMED else shown
+        return str(super().format_field(value, format_spec))
+
+
+MOST_NAMED = 6
+"""Items of a list that an explanation names."""
+_SENTENCES = _Sentences()
+
+
+def _written(text: str, finding: Finding, values: Mapping[str, Any]) -> str | None:
+    """An explanation; None if the finding has not all that it names."""
+    try:
+        return _SENTENCES.vformat(text, finding.witness, values)
+    except LookupError:
+        return None
 
 
 class RequestRule(Rule, Generic[E]):

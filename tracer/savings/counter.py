@@ -18,7 +18,6 @@ from kvtrail.tracer.ledger.facts import (
     Admitted,
     Breakdown,
     Copied,
-    Counted,
     Ended,
     Fact,
     LoadReceived,
@@ -26,7 +25,6 @@ from kvtrail.tracer.ledger.facts import (
     Offer,
     Preempted,
     Ran,
-    tiers_of,
 )
 from kvtrail.tracer.savings.cause_sums import Tenants, measures_of
 from kvtrail.tracer.savings.minute_sums import MinuteSums
@@ -34,10 +32,8 @@ from kvtrail.tracer.savings.prefill import PrefillTimer
 
 MAX_TIERS = 8
 """Tiers distinguished for each connector; the rest are `other`."""
-TIER = "tier:"
-"""Prefix of a tier's name in a measure."""
-UNNAMED, OTHER = "store", "other"
-"""The tier of tokens from a source that the connector does not name, and of those beyond `MAX_TIERS`."""
+OTHER = "other"
+"""The tiers beyond `MAX_TIERS`."""
 
 
 @dataclass(slots=True)
@@ -88,13 +84,6 @@ class SavingsCounter:
         """Whether the event repeats what a connector reports that answers for this one."""
         return self._aggregating_connectors.get(event.recorder, event.connector_id) != event.connector_id
 
-    def _is_counted_elsewhere(self, fact: Preempted | Counted) -> bool:
-        """Whether another connector's report of the same is the one that counts: that of the connector that answers for all,
-        or else the first."""
-        if fact.event.recorder in self._aggregating_connectors:
-            return self._is_repeated(fact.event)
-        return fact.is_repeated
-
     def _own(self, offers: Sequence[Offer]) -> Sequence[Offer]:
         """The offers that are not repeated by a connector that answers for all."""
         if not self._aggregating_connectors:
@@ -112,13 +101,11 @@ class SavingsCounter:
         measures = {"lookups": 1, "lookup_ns": max(0, event.end_ns - event.start_ns)}
         if fact.deferred_for_ns is not None:
             measures["postponed_ns"] = fact.deferred_for_ns
-        elif event.error is None and event.returned is None:
-            measures["lookups_postponed"] = 1
         self.sums.add(event, measures)
 
     def _count_unused(self, lookup: Lookup) -> None:
         if lookup.returned is not None and lookup.returned > 0:
-            self.sums.add(lookup, {"lookups_unused": 1, "unused": lookup.returned})
+            self.sums.add(lookup, {"lookups_unused": 1})
 
     def _enter_admitted(self, fact: Admitted, account: Account) -> None:
         event, lookup = fact.event, fact.lookup
@@ -129,9 +116,6 @@ class SavingsCounter:
         measures = {"admissions": 1, "asked": lookup.total, "local": local, "taken": max(0, event.allocated)}
         if not event.allocated and account.complete:
             self._count_unused(lookup)
-        for tier, tokens in (tiers_of(event) or {UNNAMED: event.allocated}).items():
-            measure = TIER + (UNNAMED if tier == UNNAMED else self._tier(event.connector, tier))
-            measures[measure] = measures.get(measure, 0) + max(0, tokens)
         self.sums.add(event, measures)
 
     def _tier(self, connector: str, name: str) -> str:
@@ -166,23 +150,10 @@ class SavingsCounter:
                 measures["recomputed"] = max(0, min(lookup.matched, lookup.total - 1) - event.computed)
             self.sums.add(alloc, measures)
 
-    def _enter_counted(self, fact: Counted, _: Account) -> None:
-        event, admitted = fact.event, self._own(fact.admitted)
-        if self._is_counted_elsewhere(fact) or not admitted:
-            return
-        if event.reported is None or event.from_connector is None:
-            return
-        measures = {
-            "counted": 1,
-            "counted_local": max(0, event.reported - event.from_connector),
-            "counted_external": max(0, event.from_connector),
-            "compared_local": min(min(offer.lookup.computed, offer.lookup.total) for offer in admitted),
-            "compared_external": sum(offer.alloc.allocated for offer in admitted if offer.alloc is not None),
-        }
-        self.sums.add(event, measures)
-
     def _enter_preempted(self, fact: Preempted, _: Account) -> None:
-        if self._is_counted_elsewhere(fact):
+        # The report that counts is that of the connector that answers for all, or else the first.
+        answers_for_all = fact.event.recorder in self._aggregating_connectors
+        if self._is_repeated(fact.event) if answers_for_all else fact.is_repeated:
             return
         self.facts.append(fact)
         self.sums.add(fact.event, {"preemptions": 1})
@@ -213,7 +184,6 @@ _ENTER: dict[Any, Callable[[SavingsCounter, Any, Account], None]] = {
     LoadReceived: SavingsCounter._enter_load_received,
     Ran: SavingsCounter._enter_ran,
     Preempted: SavingsCounter._enter_preempted,
-    Counted: SavingsCounter._enter_counted,
     Copied: SavingsCounter._enter_copied,
     Ended: SavingsCounter._enter_ended,
 }

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from kvtrail.tracer.model.causes import PEER, Cause
 from kvtrail.tracer.savings.cause_sums import CAUSE, ages_of, causes_of, unstored_of
-from kvtrail.tracer.savings.counter import TIER
 from kvtrail.tracer.savings.minute_sums import SavingsRow
 
 HANDED = f"{CAUSE}{Cause.LOADED}:{PEER}"
@@ -24,7 +23,6 @@ class Savings:
         asked: tokens of the requests at these moments.
         local: of those, tokens in vLLM's own prefix cache.
         taken: of those, tokens that the connector was to load.
-        tiers: `taken` by tier; `store` where the connector names no tier.
         causes: tokens of admissions by why they were reused or computed, and by tier: `evicted:host`, `new:`.
         causes_age_s: how many seconds before, on average, what had been lost was lost, by cause.
         unstored: of the tokens that vLLM's cache had lost, those that the connector's store never had, by cause and why
@@ -36,9 +34,7 @@ class Savings:
         recomputed: tokens that the connector's store held and that were computed all the same.
         hidden: admissions of a connector that hides what its store held, so that `recomputed` does not cover them.
         failed: tokens that failed to load.
-        lookups, lookups_unused, lookups_postponed: calls; those with an unused answer; those answered 'ask me later'.
-        unused: tokens that the unused lookups had promised.
-        lookup_s: time that lookups took on the scheduler's thread.
+        lookups, lookups_unused: calls; those with an unused answer.
         waits: asynchronous loads that requests waited for.
         waited_s: how long they waited, in all; `postponed_s`: how long 'ask me later' held requests up.
         load_tokens, store_tokens: tokens copied, each once however many ranks copy a share of it.
@@ -46,9 +42,6 @@ class Savings:
         load_s, store_s: duration of the workers' copies, summed over ranks.
         load_bytes_per_s, store_bytes_per_s: the rate of one rank while it copies.
         preemptions: how often requests were preempted.
-        counted: requests for which the engine's own statistics say where their cached tokens came from;
-            `counted_local` and `counted_external` are these tokens, from its own cache and from the connector, and
-            `compared_local` and `compared_external` what the lookups and allocations of the same requests say.
         prefill_tokens_per_s: measured from the engines' own steps, over all engines.
         prefill_saved_s: `spared` at the prefill rate of the engine that spared it.
         spared_unrated: `spared` of engines with an unknown prefill rate; not part of `prefill_saved_s`.
@@ -58,7 +51,6 @@ class Savings:
     asked: int
     local: int
     taken: int
-    tiers: Mapping[str, int]
     causes: Mapping[str, int]
     causes_age_s: Mapping[str, float]
     unstored: Mapping[str, int]
@@ -71,9 +63,6 @@ class Savings:
     failed: int
     lookups: int
     lookups_unused: int
-    lookups_postponed: int
-    unused: int
-    lookup_s: float
     waits: int
     waited_s: float
     postponed_s: float
@@ -86,11 +75,6 @@ class Savings:
     load_bytes_per_s: float | None
     store_bytes_per_s: float | None
     preemptions: int
-    counted: int
-    counted_local: int
-    counted_external: int
-    compared_local: int
-    compared_external: int
     prefill_tokens_per_s: float | None
     prefill_saved_s: float | None
     spared_unrated: int
@@ -115,7 +99,6 @@ def savings_of(rows: Iterable[SavingsRow], *, rates: Mapping[str, float] | None 
         asked=n["asked"],
         local=n["local"],
         taken=n["taken"],
-        tiers={name.removeprefix(TIER): tokens for name, tokens in sorted(n.items()) if name.startswith(TIER)},
         causes=causes_of(n),
         causes_age_s=ages_of(n),
         unstored=unstored_of(n),
@@ -128,9 +111,6 @@ def savings_of(rows: Iterable[SavingsRow], *, rates: Mapping[str, float] | None 
         failed=n["failed"],
         lookups=n["lookups"],
         lookups_unused=n["lookups_unused"],
-        lookups_postponed=n["lookups_postponed"],
-        unused=n["unused"],
-        lookup_s=n["lookup_ns"] / 1e9,
         waits=n["waits"],
         waited_s=n["waited_ns"] / 1e9,
         postponed_s=n["postponed_ns"] / 1e9,
@@ -143,11 +123,6 @@ def savings_of(rows: Iterable[SavingsRow], *, rates: Mapping[str, float] | None 
         load_bytes_per_s=_share(n["load_bytes"], n["load_bytes_ns"] / 1e9),
         store_bytes_per_s=_share(n["store_bytes"], n["store_bytes_ns"] / 1e9),
         preemptions=n["preemptions"],
-        counted=n["counted"],
-        counted_local=n["counted_local"],
-        counted_external=n["counted_external"],
-        compared_local=n["compared_local"],
-        compared_external=n["compared_external"],
         prefill_tokens_per_s=_share(n["prefill"], n["prefill_ns"] / 1e9),
         prefill_saved_s=sum(spared[engine] / rates[engine] for engine in rated) if rated else None,
         spared_unrated=sum(tokens for engine, tokens in spared.items() if engine not in rated),

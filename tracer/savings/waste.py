@@ -6,7 +6,7 @@ prompt up to there. Requests that begin alike and lose the same beginning have t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -149,13 +149,10 @@ def grouped(
     *,
     engine: int,
     rates: Mapping[str, float],
-    only: Collection[tuple[str, ...]] | None = None,
 ) -> dict[tuple[str, ...], Waste]:
     """Sums by what `key` makes of their groups, those with most tokens first. `engine` is the place of the engine in a group,
     `rates` are the engines' prefill rates in tokens per second."""
     found: dict[tuple[str, ...], Waste] = {}
     for each in sums:
-        group = key(each.of)
-        if only is None or group in only:
-            found.setdefault(group, Waste()).add(each, rates.get(each.of[engine]))
+        found.setdefault(key(each.of), Waste()).add(each, rates.get(each.of[engine]))
     return dict(sorted(found.items(), key=lambda item: (-item[1].tokens, item[0])))

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from kvtrail.tracer.model.known import NEVER_NS, Known
 from kvtrail.tracer.model.nearest import did_you_mean
 from kvtrail.tracer.rules import pages
 from kvtrail.tracer.rules.old_names import current
-from kvtrail.tracer.serve.watched_file import Unusable, WatchedFile, read_yaml
+from kvtrail.tracer.serve.watched_file import WatchedFile, read_yaml
 
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
 
@@ -31,10 +32,17 @@ class Entry(Struct, forbid_unknown_fields=True):
 
     rule: Text
     why: Text
-    engine: Text | None = None
-    connector: Text | None = None
-    version: Text | None = None
-    until: Text | None = None
+    engine: Text = ""
+    connector: Text = ""
+    version: Text = ""
+    until: Text = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if there is no such rule, or no such time."""
+        self.rule, rules = current(self.rule), pages.files()
+        if self.rule not in rules:
+            raise ValueError(f"there is no rule {self.rule!r}{did_you_mean(self.rule, rules)}")
+        _end_ns(self.until)
 
 
 class KnownFindingsFile(WatchedFile[Sequence[Known]]):
@@ -49,33 +57,16 @@ def read(path: Path) -> Sequence[Known]:
     """The entries of a file.
 
     Raises:
-        Unusable: it cannot be read, or says something else; the text also names the entry, counted from 0.
+        Unusable: it cannot be read, or says something else; the text also names the line of the entry.
     """
     entries = read_yaml(path, "known findings", list[Entry], [])
-    try:
-        return tuple(map(_known, entries))
-    except ValueError as error:
-        raise Unusable(f"cannot use the known findings in {path}: {error}") from error
-
-
-def _known(entry: Entry) -> Known:
-    """What an entry says. Raises ValueError."""
-    rule, rules = current(entry.rule), pages.files()
-    if rule not in rules:
-        raise ValueError(f"there is no rule {rule!r}{did_you_mean(rule, rules)}")
-    return Known(
-        rule=rule,
-        why=entry.why,
-        engine=entry.engine or "",
-        connector=entry.connector or "",
-        version=entry.version or "",
-        until=entry.until or "",
-        until_ns=_end_ns(entry.until) if entry.until else NEVER_NS,
-    )
+    return tuple(Known(**asdict(each), until_ns=_end_ns(each.until)) for each in entries)
 
 
 def _end_ns(text: str) -> int:
-    """The end of a day, or a time, in UTC unless it says otherwise; Unix nanoseconds. Raises ValueError."""
+    """The end of a day, or a time, in UTC unless it says otherwise, as Unix ns; of nothing, never. Raises ValueError."""
+    if not text:
+        return NEVER_NS
     try:
         end = datetime.fromisoformat(text)
         if ":" not in text:

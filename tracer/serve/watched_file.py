@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ logger = logging.getLogger("kvtrail")
 LOOK_AGAIN_S = 1.0
 """How often a file is looked at."""
 T = TypeVar("T")
+_ENTRY = re.compile(r" - at `\$\[(\d+)\]\.?([^`]*)`")
+"""Where msgspec says that an entry of a list is wrong."""
 
 
 class Unusable(ValueError):
@@ -71,13 +74,20 @@ class WatchedFile(Generic[T]):
 
 
 def read_yaml(path: Path, what: str, type_: type[T], absent: T) -> T:
-    """A file of YAML, which has `what`, as this type; every scalar of it is a text. Raises Unusable."""
+    """A file of YAML, which has `what`, as this type; every scalar of it is a text. Raises Unusable: of a list, with the line
+    of the entry."""
     try:
-        return convert(yaml.load(path.read_text(), yaml.BaseLoader) or absent, type_)
+        text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise Unusable(f"cannot read the {what}: {error}") from error
+    try:
+        return convert(yaml.load(text, yaml.BaseLoader) or absent, type_)
     except (yaml.YAMLError, ValidationError) as error:
-        raise Unusable(f"cannot use the {what} in {path}: {' '.join(str(error).split())}") from error
+        said = " ".join(str(error).split())
+        if entry := _ENTRY.search(said):
+            line = yaml.compose(text).value[int(entry[1])].start_mark.line + 1
+            said = f"line {line}: {said[: entry.start()]}{f' in {entry[2]!r}' if entry[2] else ''}"
+        raise Unusable(f"cannot use the {what} in {path}: {said}") from error
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

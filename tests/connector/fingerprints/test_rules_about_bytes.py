@@ -43,4 +43,4 @@ def test_what_one_engine_computed_judges_what_another_loads(tmp_path: Path) -> N
     owner = finding.numbers["owner"]
     assert owner.startswith("q-")
     assert f"this request's tokens 0 to {BLOCK_SIZE} hold what engine one computed at B1" in finding.explanation
-    assert f"for request {owner}'s tokens 0 to {BLOCK_SIZE}, under another hash." in finding.explanation
+    assert f"for request {owner}'s tokens 0 to {BLOCK_SIZE}, under another hash" in finding.explanation

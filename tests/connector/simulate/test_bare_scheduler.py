@@ -197,7 +197,7 @@ def test_vllms_own_offloading_is_never_accused(tmp_path: Path, recorded: Callabl
     storm(bare, seed=seed, requests=120, reset_running=False)
     detector = judged(recorded())
     assert detector.findings == {}
-    for rule in ("block-reuse", "plan-blocks", "stray-completion", "load-store-overlap", "resume-point"):
+    for rule in ("block-reuse", "plan-blocks", "stray-completion", "load-store-overlap", "wrong-resume-offset"):
         assert detector.verdicts[rule, Verdict.OK] > 0
 
 

@@ -132,7 +132,7 @@ def test_after_any_damage_a_faulty_pair_has_no_new_findings(seeds: range) -> Non
         assert again <= named, (seed, delivery.damages)
         total.update(rule for rule, _ in named)
         found_again.update(rule for rule, _ in again)
-    assert {*OF_PAIRS.values()} - {"ambiguous-handoff", "dead-pair"} <= {*total}  # which no kind here plants
+    assert {*OF_PAIRS.values()} - {"ambiguous-handoff", "peer-always-failing"} <= {*total}  # which no kind here plants
     assert {*found_again} == {*total}
     assert found_again.total() > 0.3 * total.total(), (found_again, total)
 

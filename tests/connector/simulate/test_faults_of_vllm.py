@@ -232,7 +232,7 @@ def test_who_writes_gives_the_blocks_back_while_it_does() -> None:
     assert "its own write of them to the other engine ended" in stale.explanation
     (late,) = [finding for finding in pair.findings if finding.numbers.get("where") == "given"]
     assert pair.names[late.request or ""] == "r-0"
-    assert "The engine's own write of them to another one ended" in late.explanation
+    assert "its own write of them to the other engine ended" in late.explanation
 
 
 @pytest.mark.parametrize("returns", Return)

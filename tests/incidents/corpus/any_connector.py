@@ -44,7 +44,7 @@ INCIDENTS = [
             "holds": ["unknown", "unknown"],
             "sources": ["", ""],
         },
-        says="32 blocks that were loaded for this request",
+        says="32 blocks were compared",
     ),
     Incident(
         id="vllm-ascend-4761",
@@ -60,7 +60,7 @@ INCIDENTS = [
         """,
         rule="partial-hit",
         numbers={"where": "ranks", "claimed": 512, "by_rank": {"0": 512, "1": 512, "2": 512, "3": 256}, "rank": 3},
-        says="rank 3 held 256",
+        says="3: 256",
     ),
     Incident(
         id="trtllm-17380",

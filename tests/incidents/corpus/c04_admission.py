@@ -16,7 +16,7 @@ INCIDENTS = [
             A 0
             S 48640+512
         """,
-        rule="resume-point",
+        rule="wrong-resume-offset",
         numbers={"computed": 48128, "allocated": 0, "expected": 48128, "begins": 48640},
         says="the first step must begin at 48128",
     ),
@@ -103,7 +103,7 @@ INCIDENTS = [
             A 0
             S 0+512
         """,
-        rule="resume-point",
+        rule="wrong-resume-offset",
         numbers={"computed": 0, "allocated": 512, "expected": 511, "begins": 0},
         says="the first step must begin at 511",
     ),
@@ -196,7 +196,7 @@ INCIDENTS = [
             stats 1000 queried 1000
             S 999+1
         """,
-        rule="statistics",
+        rule="stats-mismatch",
         numbers={
             "total": 1000,
             "queried": 1000,

@@ -23,7 +23,7 @@ INCIDENTS = [
             S 2000+2000
             stats 4000 cached 1500 external 2000
         """,
-        rule="statistics",
+        rule="stats-mismatch",
         numbers=_stats(
             4000, 1500, 2000, "2000 of 1500 cached tokens cannot have come from the connector: -500 would be local"
         ),
@@ -39,7 +39,7 @@ INCIDENTS = [
             S 0+401
             stats 401 cached 0 external 0 queried 401
         """,
-        rule="statistics",
+        rule="stats-mismatch",
         numbers={
             **_stats(401, 0, 0, ""),
             "queried": 401,
@@ -57,7 +57,7 @@ INCIDENTS = [
             S 256+344
             stats 600 cached 128 external 256
         """,
-        rule="statistics",
+        rule="stats-mismatch",
         numbers=_stats(
             600, 128, 256, "256 of 128 cached tokens cannot have come from the connector: -128 would be local"
         ),
@@ -73,7 +73,7 @@ INCIDENTS = [
             S 800+200
             stats 1000 cached 800 external 200 queried 1000
         """,
-        rule="statistics",
+        rule="stats-mismatch",
         numbers={
             **_stats(1000, 800, 200, ""),
             "queried": 1000,
@@ -95,7 +95,7 @@ INCIDENTS = [
             S 8448+8192
             stats 17050 cached 768 external 8448
         """,
-        rule="statistics",
+        rule="stats-mismatch",
         numbers=_stats(
             17050, 768, 8448, "8448 of 768 cached tokens cannot have come from the connector: -7680 would be local"
         ),
@@ -112,7 +112,7 @@ INCIDENTS = [
             stats 500 cached -1
             end
         """,
-        rule="statistics",
+        rule="stats-mismatch",
         numbers=_stats(500, -1, None, "-1 tokens cannot be cached"),
         says="-1 tokens cannot be cached",
     ),
@@ -142,7 +142,7 @@ INCIDENTS = [
             S 512+88
             stats 600 cached 256 external 512
         """,
-        rule="statistics",
+        rule="stats-mismatch",
         numbers=_stats(
             600, 256, 512, "512 of 256 cached tokens cannot have come from the connector: -256 would be local"
         ),
@@ -157,9 +157,9 @@ INCIDENTS = [
             A 0
             stats 3808 cached -1 external 0
         """,
-        rule="statistics",
+        rule="stats-mismatch",
         numbers=_stats(3808, -1, 0, "-1 tokens cannot be cached"),
-        says="reported -1",
+        says="reported: -1",
     ),
     Incident(
         id="LMCache-3490",
@@ -184,7 +184,7 @@ INCIDENTS = [
         """,
         rule="partial-hit",
         numbers={"where": "ranks", "claimed": 1024, "by_rank": {"0": 1024, "1": 1024, "2": 512, "3": 1024}, "rank": 2},
-        says="claimed 1024 tokens, but rank 0 held 1024, rank 1 held 1024, rank 2 held 512",
+        says="claimed 1024 tokens. Its ranks held: 0: 1024; 1: 1024; 2: 512",
     ),
     Incident(
         id="LMCache-1426",
@@ -197,7 +197,7 @@ INCIDENTS = [
         """,
         rule="partial-hit",
         numbers={"where": "ranks", "claimed": 512, "by_rank": {"0": 512, "1": 0}, "rank": 1},
-        says="claimed 512 tokens, but rank 0 held 512, rank 1 held 0",
+        says="claimed 512 tokens. Its ranks held: 0: 512; 1: 0",
     ),
     Incident(
         id="LMCache-1357",

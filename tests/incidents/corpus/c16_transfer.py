@@ -101,7 +101,7 @@ INCIDENTS = [
         """,
         rule="stale-handoff",
         numbers={"where": "given", "late_s": 21.001, "expired": True},
-        says="their lease had expired",
+        says="the lease had run out",
     ),
     Incident(
         id="vllm-51637",
@@ -155,7 +155,7 @@ INCIDENTS = [
         """,
         rule="stray-completion",
         numbers={"what": "load", "repeated": True, "connectors": 2},
-        says="that had been reported at R1 already; by which of the 2 connectors",
+        says="that had been reported at R1 already. By which of the 2 connectors",
     ),
     Incident(
         id="vllm-51786",
@@ -176,7 +176,7 @@ INCIDENTS = [
         """,
         rule="stray-completion",
         numbers={"what": "load", "repeated": True, "connectors": 2},
-        says="that had been reported at R1 already; by which of the 2 connectors",
+        says="that had been reported at R1 already. By which of the 2 connectors",
     ),
     Incident(
         id="vllm-51864",
@@ -193,7 +193,7 @@ INCIDENTS = [
         """,
         rule="stray-completion",
         numbers={"what": "load", "repeated": False, "connectors": 2},
-        says="none was under way; by which of the 2 connectors",
+        says="none was under way. By which of the 2 connectors",
     ),
     Incident(
         id="vllm-45628",

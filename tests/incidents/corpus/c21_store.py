@@ -117,7 +117,7 @@ INCIDENTS = [
         """,
         rule="key-mismatch",
         numbers={"key": "9a31", "other": "6d0f", "parent": None},
-        says="the chunk after the beginning got the key 6d0f",
+        says="the first chunk of a prompt got the key 6d0f",
     ),
     Incident(
         id="LMCache-2511",

@@ -142,7 +142,7 @@ INCIDENTS = [
         """,
         rule="null-block",
         numbers={"group": 1, "kind": "mamba", "token": 256, "needed_from": 256, "begins": 512, "missing": 1},
-        says="it needs the state of its first 512 tokens, and its table has the null block there",
+        says="it needs the blocks from token 256 on: the null block is in the place of 1 of them",
     ),
     Incident(
         id="vllm-rbln-1151",
@@ -160,7 +160,7 @@ INCIDENTS = [
         numbers={
             "group": 1, "kind": "sliding_window", "token": 384, "needed_from": 384, "begins": 512, "missing": 8,
         },
-        says="needs the blocks from token 384 on, and 8 of them are the null block",
+        says="needs the blocks from token 384 on: the null block is in the place of 8 of them",
     ),
 ]  # fmt: skip
 

@@ -46,12 +46,12 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C2",
-        "full-hit",
+        "no-token-left",
         "asynchronous: the last token is taken back",
         "L 512 c0 h512 -> 512 async\nA 512\nR\nA 0\nS 511+1",
     ),
-    _alike("C2", "full-hit", "the last token is left to run", "L 512 c256 h512 -> 255\nA 255\nS 511+1"),
-    _alike("C2", "full-hit", "the last token is in another chunk", "L 513 c0 h512 -> 512\nA 512\nS 512+1"),
+    _alike("C2", "no-token-left", "the last token is left to run", "L 512 c256 h512 -> 255\nA 255\nS 511+1"),
+    _alike("C2", "no-token-left", "the last token is in another chunk", "L 513 c0 h512 -> 512\nA 512\nS 512+1"),
     _alike(
         "C3",
         "phantom-hit",
@@ -72,19 +72,19 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C4",
-        "resume-point",
+        "wrong-resume-offset",
         "a chunked prefill goes on where it stopped",
         "L 749 c0 h256 -> 256\nA 256\nS 256+48\nS 304+48",
     ),
     _alike(
         "C4",
-        "resume-point",
+        "wrong-resume-offset",
         "the load failed, and said so",
         "L 749 c0 h512 -> 512\nA 512 [1-24]\nerror [5]\nS 128+48 [1-24]",
     ),
     _alike(
         "C4",
-        "resume-point",
+        "wrong-resume-offset",
         "of two children one was chosen",
         "@a L 749 c32 h256 -> 224\n@b L 749 c32 h512 -> 480\n@a A 0\n@b A 480\nS 512+237",
     ),
@@ -122,14 +122,14 @@ LOOK_ALIKES = [
     _alike("C5", "block-shortage", "one token in a block", "L 97 c0 h0 -> 0\nA 0\nS 0+97\nstore 96+1 in 1"),
     _alike(
         "C4",
-        "resume-point",
+        "wrong-resume-offset",
         "a hit that ends within a block of a recurrent group",
         "L 200 c160 -> 0\nA 0 [1-7 | 0 0 0 0 0 8 9]\nS 176+24 [1-7 | 0 0 0 0 0 8 9]",
         groups="full 32, state 32",
     ),
     _alike(
         "C4",
-        "resume-point",
+        "wrong-resume-offset",
         "the groups' hits differ, and with nothing to load vLLM goes back to the one that all of them share",
         "L 200 c64 -> 0\nA 0 [1-7 | 0 0 0 0 0 0 9]\nS 0+200 [1-7 | 0 0 0 0 0 0 9]",
         groups="full 32, state 32",
@@ -247,21 +247,21 @@ LOOK_ALIKES = [
     _alike("C8", "failed-load-used", "the request ends instead", "L 300 c0 h256 -> 256\nA 256 [1-10]\nerror [5]\nend"),
     _alike(
         "C9",
-        "statistics",
+        "stats-mismatch",
         "hits stay counted when the load fails, and it is admitted again",
         "L 600 c0 h256 -> 256 async\nA 256\nstats 600 cached 256 external 256 queried 600\nR failed\n"
         "L 600 c0 h256 -> 256 async\nA 256\nstats 600 cached 256 external 256 queried 600",
     ),
     _alike(
         "C9",
-        "statistics",
+        "stats-mismatch",
         "each admission counts, with the output in N",
         "L 600 c0 h256 -> 256\nA 256\nS 256+344\nstats 600 cached 256 external 256 queried 600\nP\n"
         "L 640 c512 h600 -> 88\nA 88\nS 600+40\nstats 640 cached 600 external 88 queried 128",
     ),
     _alike(
         "C9",
-        "statistics",
+        "stats-mismatch",
         "discarded, and not counted",
         "L 401 c0 h384 -> 384\nA 0\nS 0+401\nstats 401 cached 0 external 0 queried 0",
     ),

@@ -35,7 +35,7 @@ INCIDENTS = [
             "expected": 768,
             "loaded": 651,
         },
-        says="Before it, the load at L1 (01:24:36.004) had brought 651 of 768 tokens",
+        says="A load before it had brought 651 of 768 tokens",
     ),
     Incident(
         id="LMCache-1969",
@@ -133,7 +133,7 @@ INCIDENTS = [
         """,
         rule="poll-starvation",
         numbers={"idle_s": 60.0, "held": 1, "steps": 1000},
-        says="blocks of an ended request were kept",
+        says="has held blocks for a transfer since",
     ),
     Incident(
         id="vllm-46008",

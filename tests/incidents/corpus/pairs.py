@@ -173,7 +173,7 @@ INCIDENTS = [
             "handed": 600,
             "shorter": False,
         },
-        says="the first 600 tokens of the two differ",
+        says="the digests of the 600 tokens that are handed over",
     ),
     Incident(
         id="vllm-52234-blocks",
@@ -207,7 +207,7 @@ INCIDENTS = [
             # engine "fails to get KV cache from the prefill node and re-computes the prompt"
             {_failing(9)}
         """,
-        rule="dead-pair",
+        rule="peer-always-failing",
         numbers={"peer": "p0", "failed": 8, "gone": None},
         says="8 in a row",
     ),
@@ -260,7 +260,7 @@ INCIDENTS = [
         """,
         rule="unacknowledged-handoff",
         numbers={"giver": "engine", "other": "cmpl-1-0-0123abcd", "received": True, "quiet_s": 10},
-        says="nobody had reported to need them no more",
+        says="not all of their readers had reported to need them no more",
     ),
     Incident(
         id="vllm-18590",
@@ -311,7 +311,7 @@ INCIDENTS = [
         """,
         rule="stale-handoff",
         numbers={"where": "given", "late_s": 2.004, "expired": False, "state": "done"},
-        says="another request was given some of them. The engine's own write of them to another one ended (done)",
+        says="its own write of them to the other engine ended",
     ),
     Incident(
         id="vllm-43509",
@@ -495,9 +495,11 @@ LOOK_ALIKES = [
         "block ids on one side only",
         f"{_prefill(600, 600, more=' [1-19]')}<d> start 600\n<d> takes h1 600/600 of a",
     ),
-    _alike("N7", "dead-pair", "each eighth load goes well", _failing(8, last="R") + _failing(7, first=8)),
-    _alike("N7", "dead-pair", "twenty that were under way when the network failed", _failing(20, at_once=True)),
-    _alike("N7", "dead-pair", "loads from two engines fail, fewer from each", _failing(14, peers=2)),
+    _alike("N7", "peer-always-failing", "each eighth load goes well", _failing(8, last="R") + _failing(7, first=8)),
+    _alike(
+        "N7", "peer-always-failing", "twenty that were under way when the network failed", _failing(20, at_once=True)
+    ),
+    _alike("N7", "peer-always-failing", "loads from two engines fail, fewer from each", _failing(14, peers=2)),
     _alike("N11", "handoff-mismatch", "all but the last token", f"{_prefill(600, 600)}{_decode(600, 600)}read\nsent"),
     _alike(
         "N11",

@@ -18,8 +18,7 @@ from wire import encoded
 
 from kvtrail.tracer.capacity import online_curve
 from kvtrail.tracer.capacity.accesses import Access, wanted_of
-from kvtrail.tracer.capacity.curve import Curve
-from kvtrail.tracer.capacity.memory_curves import curve_of_measures, memory_curves
+from kvtrail.tracer.capacity.memory_curves import Curve, curve_of_measures, memory_curves
 from kvtrail.tracer.capacity.online_curve import BEGUN, SAMPLED, STEPS, WANTED, OnlineMissRatioCurve
 from kvtrail.tracer.events.events import Alloc, Lookup, RequestEnd, Reset, Schedule, Store
 from kvtrail.tracer.events.spans import LATEST_NS
@@ -78,7 +77,7 @@ def measured(online: OnlineMissRatioCurve, prompts: list[Chain]) -> Counter[str]
     sums: Counter[str] = Counter()
     for chain in prompts:
         sums += online.admitted(admission(chain))
-        sums += online.ended(Ended(end(chain, first=len(chain)), ()))
+        sums += online.went_on(Ended(end(chain, first=len(chain)), ()))
     return sums
 
 
@@ -166,13 +165,13 @@ def test_what_a_request_has_generated_is_found_by_the_next_turn() -> None:
     answer = [bytes([n]) * 8 for n in range(4)]
     online.admitted(admission(prompt))
     assert (
-        online.ended(Ended(end([*prompt, *answer], first=len(prompt)), ()))[online_curve.CHUNKS]
+        online.went_on(Ended(end([*prompt, *answer], first=len(prompt)), ()))[online_curve.CHUNKS]
         == (len(prompt) + 4) // 2
     )
     turn = online.admitted(admission([*prompt, *answer]))
     assert "memory::" not in turn, "nothing of it is new"
-    assert online.ended(Ended(end(prompt, first=0), ())), "it runs again"
-    assert not online.ended(Ended(end(prompt, first=0), ())), "it is not known any more"
+    assert online.went_on(Ended(end(prompt, first=0), ())), "it runs again"
+    assert not online.went_on(Ended(end(prompt, first=0), ())), "it is not known any more"
 
 
 def test_lmcache_does_not_store_what_a_request_has_generated() -> None:
@@ -180,7 +179,7 @@ def test_lmcache_does_not_store_what_a_request_has_generated() -> None:
     (prompt,) = chains(0, 1, chunks=2)
     answer = [bytes([n]) * 8 for n in range(4)]
     online.admitted(admission(prompt, name="LMCacheConnectorV1"))
-    online.ended(Ended(end([*prompt, *answer], first=len(prompt)), ()))
+    online.went_on(Ended(end([*prompt, *answer], first=len(prompt)), ()))
     turn = online.admitted(admission([*prompt, *answer], name="LMCacheConnectorV1"))
     assert turn["memory::"] == len(answer) * BLOCK, "the answer is new to the store"
 
@@ -189,16 +188,16 @@ def test_hashes_after_a_hole_are_left_out() -> None:
     online, prompt = OnlineMissRatioCurve(), [bytes([n]) * 8 for n in range(4)]
     online.admitted(admission(prompt))
     ended = end([*prompt, *([b"answered"] * 4)], first=6)  # those of the fifth and the sixth block are lost
-    assert online.ended(Ended(ended, ()))[online_curve.CHUNKS] == 2
+    assert online.went_on(Ended(ended, ()))[online_curve.CHUNKS] == 2
 
 
 def test_tokens_that_were_not_computed_are_in_no_store() -> None:
     online, prompt = OnlineMissRatioCurve(), [bytes([n]) * 8 for n in range(8)]
     online.admitted(admission(prompt))
-    online.ran(Ran(step(0, 130), (), 200))
+    online.went_on(Ran(step(0, 130), (), 200))
     again = online.admitted(admission(prompt))
     assert again["memory::"] == 128, "two of four chunks were computed"
-    online.ran(Ran(step(0, 200), (), 200))
+    online.went_on(Ran(step(0, 200), (), 200))
     assert online.admitted(admission(prompt))["memory::"] == 64
 
 
@@ -213,7 +212,7 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("0", "1", "2"):
         online.admitted(admission(prompt, request=f"r{name}", connector=name))
     online.admitted(admission(prompt, connector="2"))
-    online.ended(Ended(end(prompt, first=2), ()))
+    online.went_on(Ended(end(prompt, first=2), ()))
     assert "memory::" in online.admitted(admission(prompt, connector="0")), "the first was dropped: it starts again"
     assert "memory::0" in online.admitted(admission(prompt, connector="2"))
     assert len(online._running) == 2

@@ -65,13 +65,11 @@ def asked(rng: random.Random) -> tuple[AdmissionContext, CacheModel, list[Store]
     context = AdmissionContext(
         total=total,
         computed=computed,
-        allocated=allocated,
         sources=[("cpu", allocated)] if allocated else [],
         block_size=size,
         chain=chain,
         pending=rng.choice((0, rng.randrange(full + 1))),
         pending_by=BlockChange(BlockState.STORING, 99),
-        is_last_open=rng.random() < 0.15,
         shadow=rng.choice((None, None, None, NotRecorded.LOST)),
         has_groups=rng.random() < 0.1,
         promised=rng.choice(((0, 0), (promised, rng.randrange(promised, total + 1)))),
@@ -97,7 +95,7 @@ def test_stretches_of_blocks_have_the_parts_of_each_block(seed: int) -> None:
 
 def test_a_long_new_prompt_is_one_stretch() -> None:
     chain = [number.to_bytes(8) for number in range(8000)]
-    context = AdmissionContext(total=128_001, computed=0, allocated=0, sources=(), block_size=16, chain=chain)
+    context = AdmissionContext(total=128_001, computed=0, sources=(), block_size=16, chain=chain)
     split = Attribution(context, CacheModel("gpu"), [], lambda _: False)
     assert split.parts() == [Part(Cause.NEW, "", 0, 128_000), Part(Cause.UNALIGNED, "", 128_000, 1)]
     assert len(list(split._stretches([None] * 8000, 0))) == 3, "the first, those between, and the last"
@@ -114,7 +112,7 @@ def test_the_last_chunk_of_a_store_of_several_groups_is_computed_by_rule() -> No
     together = HybridGroups.of(groups, 16, chunk_size=32, by_block=True)
     store = Store(held, True, 32, None, 96, was_deferred=False, groups=together)
     context = AdmissionContext(
-        total=128, computed=0, allocated=96, sources=[("cpu", 96)], block_size=16, chain=chain, has_groups=True
+        total=128, computed=0, sources=[("cpu", 96)], block_size=16, chain=chain, has_groups=True
     )
     parts = Attribution(context, CacheModel("gpu"), [store], lambda _: False).parts()
     assert [(part.cause, part.tier, part.start, part.end) for part in parts] == [

@@ -35,7 +35,7 @@ def test_of_many_keys_the_oldest_keep_their_fate_and_nothing_else(monkeypatch: p
     ]
     assert [fact and fact.span_id for fact in map(cache.last, (key(999), key(1)))] == ["999", ""]
     assert states(cache, range(1000, 3000)) == [None] * 2000
-    assert len(cache._young) + len(cache._old) <= 200
+    assert len(cache._facts) <= 112
 
 
 def test_a_state_that_is_reported_again_is_the_last_one_even_after_it_was_forgotten(

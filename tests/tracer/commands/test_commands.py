@@ -20,7 +20,7 @@ from wire import encoded
 
 from kvtrail.__main__ import COMMANDS, GROUPS
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.rules import documentation, pages
+from kvtrail.tracer.rules import pages
 
 ROOT = Path(__file__).parents[3]
 
@@ -65,7 +65,7 @@ def test_audit_of_a_fatal_trace_begins_with_what_died_and_why(tmp_path: Path) ->
 
 def test_a_death_that_nothing_found_explains_is_inconclusive(tmp_path: Path) -> None:
     fatal = OK.removesuffix("end") + "failure build_connector_meta !KeyError: 'x'"
-    result = run("audit", "--rule", "full-hit", str(write(tmp_path / "t.jsonl", fatal)))
+    result = run("audit", "--rule", "no-token-left", str(write(tmp_path / "t.jsonl", fatal)))
     assert result.exit_code == 3
     assert result.output.startswith("Engine engine died at ")
     assert "- engine died, and no finding explains it: look at the end of its log." in result.output
@@ -87,7 +87,7 @@ def test_audit_by_some_rules_only(tmp_path: Path) -> None:
     assert one.exit_code == 1
     assert "stale-lookup" not in one.output
     assert "2 requests: 1 with drift" in one.output
-    none = run("audit", "--rule", "full-hit", path)
+    none = run("audit", "--rule", "no-token-left", path)
     assert none.exit_code == 0
     assert "0 with drift" in none.output
     report = json.loads(run("audit", "--json", "--rule", "alloc-mismatch", path).output)
@@ -157,7 +157,7 @@ def test_drift_beats_inconclusive(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", pages.files())
 def test_explain_says_what_the_documentation_says(rule: str) -> None:
     result = run("audit", "--explain", rule)
-    assert (result.exit_code, result.output) == (0, documentation.section(rule))
+    assert (result.exit_code, result.output) == (0, pages.page(rule).section(rule))
 
 
 def test_a_rule_is_known_by_its_old_name(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_audit_needs_a_file() -> None:
 
 def test_options_of_audit_can_be_set_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVTRAIL_AUDIT_JSON", "1")
-    monkeypatch.setenv("KVTRAIL_AUDIT_RULE", "full-hit alloc-mismatch")
+    monkeypatch.setenv("KVTRAIL_AUDIT_RULE", "no-token-left alloc-mismatch")
     result = run("audit", str(write(tmp_path / "t.jsonl", DRIFT)))
     assert (result.exit_code, json.loads(result.output)["findings"]) == (0, [])
 

@@ -166,8 +166,11 @@ def test_what_a_vllm_does_not_show_is_unknown_once_for_each_request() -> None:
     events = history(text, connector="OffloadingConnector")
     shown = judge(events)
     lacking = judge([replace(e, lacks="hit_sources,plans,statistics,of a newer kvtrail") for e in events])
-    assert (Verdict.UNKNOWN in of(shown, "statistics"), of(lacking, "statistics")) == (False, {Verdict.UNKNOWN: 2})
-    assert lacking.unknown["statistics", Unknown.VERSION] == lacking.unknown["plan-blocks", Unknown.VERSION] == 2
+    assert (Verdict.UNKNOWN in of(shown, "stats-mismatch"), of(lacking, "stats-mismatch")) == (
+        False,
+        {Verdict.UNKNOWN: 2},
+    )
+    assert lacking.unknown["stats-mismatch", Unknown.VERSION] == lacking.unknown["plan-blocks", Unknown.VERSION] == 2
     assert of(lacking, "over-report") == of(shown, "over-report") != {}
     assert {lacking.why_unknown(a) for a in lacking.accounts.values()} == {None}
 
@@ -240,7 +243,7 @@ def test_an_id_that_another_launch_uses_is_another_request() -> None:
         detector = judge(order)
         (account,) = detector.accounts.values()
         assert "stale-lookup" not in rules_found(detector)
-        assert not {"resume-point", "alloc-mismatch"} & set(rules_found(detector))
+        assert not {"wrong-resume-offset", "alloc-mismatch"} & set(rules_found(detector))
         assert account.recorder in ("r2", "r1")
 
 

@@ -21,7 +21,7 @@ def known(**changes: Any) -> Known:
     ("selectors", "covers"),
     [
         ({}, True),
-        ({"rule": "full-hit"}, False),
+        ({"rule": "no-token-left"}, False),
         ({"engine": "e-1"}, True),
         ({"engine": "alpha"}, True),
         ({"engine": "beta"}, False),
@@ -48,6 +48,6 @@ def test_what_has_ended_covers_nothing_and_of_several_the_first_is_named() -> No
     assert (named := now.of(PLACE)) is not None
     assert named.as_dict() == {"why": "short", "until": None}
     assert now.until_ns == NOW + 1
-    assert now.of(PLACE._replace(rule="full-hit")) is None
+    assert now.of(PLACE._replace(rule="no-token-left")) is None
     assert KnownFindings(some[:1], ENGINES, at_ns=NOW).of(PLACE) is None
     assert KnownFindings(some[2:], ENGINES, at_ns=NOW).until_ns == NEVER_NS

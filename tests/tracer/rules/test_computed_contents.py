@@ -150,22 +150,21 @@ def test_losses_and_any_order_cause_no_findings(by_heads: bool) -> None:
         assert found(kept) == [], seed
 
 
-def test_of_a_full_bucket_a_hash_is_forgotten_with_all_of_its_contents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(computed_contents, "BUCKETS", 2)
-    monkeypatch.setattr(computed_contents, "PLACES", 8)
+def test_the_oldest_hash_is_forgotten_with_all_of_its_contents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computed_contents, "MAX_BLOCKS", 8)
     known, rng = ComputedContents(), random.Random(0)
     contents = {n: rng.getrandbits(63) for n in range(1, 200)}
     for n, content in contents.items():
         for event in checks(f"check computed 2 tells {n:02x}:{content}@0 {n:02x}:{content ^ 1}@0 as plain"):
             known.enter(event)
-    remembered = 0
+    remembered = []
     for n, content in contents.items():
         (event,) = checks(f"check loaded 2 tells {n:02x}:{content}@0 {n:02x}:{content ^ 1}@0 as plain")
         both = [known.is_right(block) for block in reported_blocks(event)]
         assert both[0] == both[1], n
         assert known.foreign(event) == []
-        remembered += both[0]
-    assert 0 < remembered <= 8
+        remembered += [n] * both[0]
+    assert remembered == [*range(192, 200)]
 
 
 def test_loads_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from kvtrail.tracer.savings.cause_sums import (
     tenants_of,
     unstored_of,
 )
-from kvtrail.tracer.savings.counter import SavingsCounter
+from kvtrail.tracer.savings.counter import MAX_TIERS, SavingsCounter
 
 
 def summed(story: str) -> Counter[str]:
@@ -98,6 +98,19 @@ def test_of_very_many_tenants_the_rest_is_one() -> None:
     tenants = Tenants()
     named = [tenants.of(f"t{number}") for number in range(MAX_TENANTS + 5)]
     assert named == [*(f"t{number}" for number in range(MAX_TENANTS)), *[OTHER] * 5]
+
+
+def test_of_very_many_tiers_the_rest_is_one() -> None:
+    events = history(STORY)
+    lookup = next(event for event in events if isinstance(event, Lookup))
+    alloc = next(event for event in events if isinstance(event, Alloc))
+    sums = SavingsCounter()
+    for number in range(MAX_TIERS + 4):
+        sums.explain(Breakdown(alloc, lookup, [Part(Cause.LOADED, f"t{number}", 0, 64)], None))
+    (row,) = sums.sums.rows()
+    loaded = causes_of(row.measures)
+    assert len(loaded) == MAX_TIERS + 1
+    assert loaded["loaded:other"] == 4 * 64
 
 
 def test_a_request_with_an_id_that_was_used_before_is_its_own_tenants() -> None:

@@ -11,7 +11,8 @@ from history import history
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Alloc, Event
-from kvtrail.tracer.savings.counter import MAX_TIERS, SavingsCounter
+from kvtrail.tracer.ledger.facts import tiers_of
+from kvtrail.tracer.savings.counter import SavingsCounter
 from kvtrail.tracer.savings.minute_sums import LAST_EPOCH, SavingsRow, SumKey
 from kvtrail.tracer.savings.sums import savings_of
 
@@ -41,7 +42,7 @@ def some(text: str, *names: str) -> tuple[int, ...]:
 def test_a_hit_counts_once_however_often_it_was_asked_for() -> None:
     text = "L 749 c96 h512 -> 416\nL 749 c96 h512 -> 416\nA 416\nS 512+237\nend"
     assert some(text, "lookups", "admissions", "asked", "local", "taken", "spared") == (2, 1, 749, 96, 416, 416)
-    assert some(text, "lookups_unused", "unused") == (1, 416)
+    assert some(text, "lookups_unused") == (1,)
     assert some(text, "recomputed", "admissions_hidden") == (0, 0)
 
 
@@ -74,8 +75,8 @@ def test_what_the_store_held_and_was_computed_all_the_same() -> None:
 
 
 def test_an_answer_that_nothing_took_is_unused() -> None:
-    assert some("L 749 c0 h512 -> 512\nend", "lookups_unused", "unused", "admissions") == (1, 512, 0)
-    assert some("L 749 c0 h512 -> 512\nA 0\nS 0+749\nend", "lookups_unused", "unused") == (1, 512)
+    assert some("L 749 c0 h512 -> 512\nend", "lookups_unused", "admissions") == (1, 0)
+    assert some("L 749 c0 h512 -> 512\nA 0\nS 0+749\nend", "lookups_unused") == (1,)
     assert some("L 749 c0 h0 -> 0\nend", "lookups_unused") == (0,)
     assert some("L 749 c0 h512 -> 512\nA 512\nS 512+237\nend", "lookups_unused") == (0,)
 
@@ -89,7 +90,7 @@ def test_waiting_for_kv_is_the_time_from_the_allocation_to_the_loads_end() -> No
 
 def test_ask_me_later_is_waiting_too() -> None:
     text = "L 749 c0 -> later\nwait 1\nL 749 c0 -> later\nwait 1\nL 749 c0 h512 -> 512\nA 512\nS 512+237"
-    assert some(text, "lookups_postponed", "postponed_ns", "lookups_unused") == (2, 2_002_000_000, 0)
+    assert some(text, "postponed_ns", "lookups_unused") == (2_002_000_000, 0)
 
 
 def test_copies_count_tokens_of_one_rank_and_the_time_of_all() -> None:
@@ -100,28 +101,17 @@ def test_copies_count_tokens_of_one_rank_and_the_time_of_all() -> None:
 @pytest.mark.parametrize(
     ("recorded", "expected"),
     [
-        (("host:448", "disk:64", "nonsense"), {"tier:host": 448, "tier:disk": 64}),
-        (("host:448", "disk:32"), {"tier:store": 512}),
-        (("host:448", "disk:96"), {"tier:store": 512}),
-        ((), {"tier:store": 512}),
+        (("host:448", "disk:64", "nonsense"), {"host": 448, "disk": 64}),
+        (("host:448", "disk:32"), {}),
+        (("host:448", "disk:96"), {}),
+        ((), {}),
     ],
 )
 def test_tiers_are_counted_where_their_numbers_add_up(recorded: tuple[str, ...], expected: dict[str, int]) -> None:
     events = history("L 749 c0 h512 -> 512\nA 512\nS 512+237")
     assert isinstance(events[2], Alloc)
     events[2].hit_sources = recorded
-    cells = {cell.measure: value for cell, value in counted(events).sums.items()}
-    assert {name: cells[name] for name in cells if name.startswith("tier:")} == expected
-
-
-def test_tiers_are_bounded() -> None:
-    text = "\n".join(f"{chr(97 + n)}: L 100 c0 h64 -> 64\n{chr(97 + n)}: A 64" for n in range(12))
-    events = history(text)
-    for number, event in enumerate(e for e in events if isinstance(e, Alloc)):
-        event.hit_sources = (f"t{number}:64",)
-    tiers = {cell.measure for cell in counted(events).sums if cell.measure.startswith("tier:")}
-    assert len(tiers) == MAX_TIERS + 1
-    assert "tier:other" in tiers
+    assert tiers_of(events[2]) == expected
 
 
 CHUNKED = "L 4096 c0 h0 -> 0\nA 0\nS 0+2048\nwait 2\nS 2048+2048\nwait 2\nS 4096+1\nS 4097+1\nend"

@@ -31,7 +31,7 @@ def test_a_file_says_what_is_known_why_and_until_when(tmp_path: Path) -> None:
   version: 0.31
   until: 2026-09-01
   why: "LMCache #2158: fixed in vLLM 0.32"
-- {rule: full-hit, why: by design}
+- {rule: no-token-left, why: by design}
 """
     first, second = read(written(tmp_path / "known.yaml", text))
     assert first == Known(
@@ -43,7 +43,7 @@ def test_a_file_says_what_is_known_why_and_until_when(tmp_path: Path) -> None:
         until_ns=ns(2026, 9, 2),  # that day still counts
         why="LMCache #2158: fixed in vLLM 0.32",
     )
-    assert second == Known(rule="full-hit", why="by design")
+    assert second == Known(rule="no-token-left", why="by design")
     assert read(written(tmp_path / "empty.yaml", "# nothing is known\n")) == ()
     assert KnownFindingsFile().content == ()
     assert KnownFindingsFile().status is None
@@ -65,25 +65,25 @@ def test_an_old_name_of_a_rule_means_the_rule_of_today(tmp_path: Path) -> None:
     ],
 )
 def test_an_end_is_a_day_or_a_time_in_utc(tmp_path: Path, until: str, ends_ns: int) -> None:
-    (entry,) = read(written(tmp_path / "known.yaml", f"- {{rule: full-hit, why: x, until: '{until}'}}"))
+    (entry,) = read(written(tmp_path / "known.yaml", f"- {{rule: no-token-left, why: x, until: '{until}'}}"))
     assert entry.until_ns == ends_ns
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("rule: full-hit\n", "Expected `array`, got `object`"),
-        ("- full-hit\n", "Expected `object`, got `str` - at `$[0]`"),
-        ("- rule: full-hit\n", "Object missing required field `why` - at `$[0]`"),
-        ("- why: x\n- rule: full-hit\n  why: x\n", "Object missing required field `rule` - at `$[0]`"),
-        ("- rule: full-hit\n  why: x\n  untill: 2026-01-01\n", "Object contains unknown field `untill` - at `$[0]`"),
-        ("# first\n- why: x\n  rule: stale-lokup\n", "there is no rule 'stale-lokup'. Did you mean 'stale-lookup'"),
-        ("- rule: full-hit\n  why: x\n  until: tomorrow\n", "'tomorrow' is no date or time: write 2026-09-01, or"),
-        ("- rule: full-hit\n  why: x\n  until: 9999-12-31\n", "'9999-12-31' is no date or time"),
-        ("- rule: full-hit\n  why:\n", "Expected `str` of length >= 1 - at `$[0].why`"),
-        ("- rule: full-hit\n  why: [x]\n", "Expected `str`, got `array` - at `$[0].why`"),
-        ("- rule: full-hit\n  why: x\n  engine: ''\n", "Expected `str` of length >= 1 - at `$[0].engine`"),
-        (f"- rule: full-hit\n  why: {'x' * 501}\n", "Expected `str` of length <= 500 - at `$[0].why`"),
+        ("rule: no-token-left\n", "Expected `array`, got `object`"),
+        ("- no-token-left\n", "line 1: Expected `object`, got `str`"),
+        ("- rule: no-token-left\n", "line 1: Object missing required field `why`"),
+        ("- why: x\n- rule: no-token-left\n  why: x\n", "line 1: Object missing required field `rule`"),
+        ("- rule: no-token-left\n  why: x\n  untill: 2026-01-01\n", "line 1: Object contains unknown field `untill`"),
+        ("# first\n- why: x\n  rule: stale-lokup\n", "line 2: there is no rule 'stale-lokup'. Did you mean 'stale-lookup'"),
+        ("- rule: no-token-left\n  why: x\n  until: tomorrow\n", "line 1: 'tomorrow' is no date or time: write 2026-09-01"),
+        ("- rule: no-token-left\n  why: x\n  until: 9999-12-31\n", "line 1: '9999-12-31' is no date or time"),
+        ("- rule: no-token-left\n  why:\n", "line 1: Expected `str` of length >= 1 in 'why'"),
+        ("- rule: no-token-left\n  why: [x]\n", "line 1: Expected `str`, got `array` in 'why'"),
+        ("- rule: no-token-left\n  why: x\n  engine: ''\n", "line 1: Expected `str` of length >= 1 in 'engine'"),
+        (f"- rule: no-token-left\n  why: {'x' * 501}\n", "line 1: Expected `str` of length <= 500 in 'why'"),
         ("- [", "while parsing"),
     ],
 )  # fmt: skip
@@ -95,18 +95,18 @@ def test_a_bad_file_is_refused_with_its_entry_and_the_reason(tmp_path: Path, tex
 
 
 def test_nothing_is_served_with_a_bad_file(tmp_path: Path) -> None:
-    path = written(tmp_path / "known.yaml", "- rule: full-hti\n  why: x\n")
+    path = written(tmp_path / "known.yaml", "- rule: no-token-letf\n  why: x\n")
     for options in ([], ["--read-only", "--store", "clickhouse://nowhere.invalid/x"]):
         result = CliRunner().invoke(main, ["serve", *options, "--known-findings", str(path)])
         assert result.exit_code == 2
-        assert "there is no rule 'full-hti'. Did you mean 'full-hit'" in " ".join(result.output.split())
+        assert "there is no rule 'no-token-letf'. Did you mean 'no-token-left'" in " ".join(result.output.split())
 
 
 def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]
-    path = written(tmp_path / "known.yaml", "- {rule: full-hit, why: x}")
+    path = written(tmp_path / "known.yaml", "- {rule: no-token-left, why: x}")
     file = KnownFindingsFile(path, clock=lambda: now[0])
 
     def after(text: str | None) -> list[str]:
@@ -114,15 +114,15 @@ def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(
         now[0] += LOOK_AGAIN_S
         return [each.why for each in file.content]
 
-    assert after("- {rule: full-hit, why: another reason}") == ["another reason"]
+    assert after("- {rule: no-token-left, why: another reason}") == ["another reason"]
     assert file.content is file.content
     assert file.status == "ok"
-    assert after("- {rule: full-hit}") == ["another reason"]
+    assert after("- {rule: no-token-left}") == ["another reason"]
     for _ in range(3):
         now[0] += LOOK_AGAIN_S
         assert "missing required field `why`" in (file.status or "")
     assert caplog.text.count("what it said before stays in use") == 1
-    assert after("- {rule: full-hit, why: back}") == ["back"]
+    assert after("- {rule: no-token-left, why: back}") == ["back"]
     assert file.status == "ok"
     assert after(None) == ["back"]
     assert "cannot read the known findings" in (file.status or "")

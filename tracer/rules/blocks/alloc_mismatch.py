@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kvtrail.tracer.events.events import Alloc
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import RequestRule
 
 
@@ -31,14 +31,3 @@ class AllocMismatch(RequestRule[Alloc]):
         if event.allocated == lookup.returned:
             return OK
         return Drift({"returned": lookup.returned, "allocated": event.allocated}, [lookup, event])
-
-    def template(self, finding: Finding) -> str:
-        if "at_most" in finding.numbers:
-            return self.page.explanations["refused"]
-        answer = "which answered 'ask me later'"
-        if finding.numbers["returned"] is not None:
-            answer = "which returned {returned} tokens"
-        return (
-            f"Let {{0.label}} = the lookup at {{0:time}}, the last before the allocation, {answer}. At {{1}} the scheduler"
-            " allocated {allocated} external tokens."
-        )

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.cache_groups import groups_of
 from kvtrail.tracer.events.events import Load, Store
-from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import RequestRule
 
 
@@ -27,7 +24,3 @@ class BlockShortage(RequestRule[Load | Store]):
             "need_blocks": -(-event.count // event.block_size),
         }
         return Drift(numbers, [event])
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        what = "load" if finding.witness[0].kind == Kind.LOAD else "store"
-        return {"what": what, "end": finding.numbers["start"] + finding.numbers["count"]}

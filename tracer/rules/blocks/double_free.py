@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.events import Refcount
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import RequestRule
 
 
@@ -16,8 +14,3 @@ class DoubleFree(RequestRule[Refcount]):
         counts = {"references": event.refs, "pins": event.pins}
         negative = {name: count for name, count in counts.items() if count is not None and count < 0}
         return Drift({"key": event.chunk_key, **negative}, [event]) if negative else OK
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        n = finding.numbers
-        counts = " and ".join(f"{n[name]} {name}" for name in ("references", "pins") if name in n)
-        return {"chunk": n.get("key") or "(unnamed)", "counts": counts}

@@ -4,7 +4,7 @@ from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import Drift, Finding
+from kvtrail.tracer.model.findings import Drift
 from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
 MARGIN_S = 60.0
@@ -33,8 +33,3 @@ class LateFree(DeadlineRule):
             drift = Drift({"loading": evidence.loading.allocated}, [evidence.loading])
             return Pending(evidence.ended, drift, self.after_s, stepping, in_turn=True)
         return None
-
-    def template(self, finding: Finding) -> str:
-        if "loading" in finding.numbers:
-            return self.page.explanations["open load"]
-        return self.page.explanations["kept"]

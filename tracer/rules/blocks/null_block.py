@@ -4,7 +4,7 @@ from kvtrail.tracer.events.cache_groups import MAMBA, NULL_BLOCK, part_of_block
 from kvtrail.tracer.events.events import Alloc, Schedule
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.block_table import BlockTable
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import RequestRule
 
 
@@ -24,11 +24,6 @@ class NullBlock(RequestRule[Alloc | Schedule]):
         return _judged(
             event, table, event.computed, end, knows_states=event.blocks_whole or account.evidence.schedule is None
         )
-
-    def template(self, finding: Finding) -> str:
-        if finding.numbers["kind"] == MAMBA:
-            return self.page.explanations["state"]
-        return self.page.explanations["blocks"]
 
 
 def _admitted_at(event: Alloc, account: Account) -> int | None:

@@ -5,7 +5,7 @@ from kvtrail.tracer.events.events import Event, LoadPlan, StorePlan
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.block_table import BlockTable, blocks_by_group
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import EngineRule, RequestRule
 
 
@@ -52,21 +52,6 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
             numbers |= {"moved": list(moved), "of_group": min(moved.values())}
         step = account.evidence.schedule
         return Drift(numbers, [event] if step is None else [step, event])
-
-    def explain(self, finding: Finding) -> str:
-        plan, n = finding.witness[-1], finding.numbers
-        tokens = f"{n['count']} tokens" if n["start"] is None else f"tokens {n['start']} to {n['start'] + n['count']}"
-        group = f" of KV cache group {n['group']}" if "group" in n else ""
-        named = f"blocks {_some(n['planned'])}{group}"
-        text = f"At {plan:epoch} the connector instructed its workers to copy {tokens} in {named}."
-        if "moved" in n:
-            moved = f"Of these, {_some(n['moved'])} are of group {n['of_group']} now"
-            return f"{text} {moved}: they were given back, and then out again."
-        if n["foreign"] and n.get("of_group") is not None:
-            return f"{text} In the request's tables these are blocks of group {n['of_group']}."
-        if n["foreign"]:
-            return f"{text} The request's table of {n['table_length']} blocks does not hold {_some(n['foreign'])}."
-        return f"{text} In the scheduler's table these tokens lie in blocks {_some(n['expected'])}."
 
 
 class ReassignedBlocks(EngineRule[LoadPlan | StorePlan]):
@@ -120,19 +105,6 @@ class ReassignedBlocks(EngineRule[LoadPlan | StorePlan]):
         }
         return Drift(numbers, [left, given, event])
 
-    def template(self, finding: Finding) -> str:
-        if "group" in finding.numbers:
-            return (
-                "At {0} block {block} was given to request {other}. At {1:epoch} the connector plans to copy it as one of KV"
-                " cache group {group} of this request, but its window has left it behind ({stale} such blocks in the plan):"
-                " the other request's KV is copied."
-            )
-        text = (
-            "At {0} the request gave its blocks back. At {1} block {block} was given to request {other}. At {2:epoch} the"
-            " connector plans a {transfer} of this request over it ({stale} such blocks in the plan): the other request's KV"
-        )
-        return text + (" is stored as this one's." if finding.numbers["transfer"] == "store" else " is overwritten.")
-
 
 def _expected(event: LoadPlan | StorePlan, table: BlockTable, group: int, count: int) -> list[int] | None:
     """The blocks of a group that a plan of `count` blocks should name; None where it does not say which tokens they hold."""
@@ -145,11 +117,6 @@ def _expected(event: LoadPlan | StorePlan, table: BlockTable, group: int, count:
     if event.start is None or len(table.groups) > 1:
         return None
     return ids[event.start // size : -(-(event.start + event.count) // size)]
-
-
-def _some(blocks: list[int]) -> str:
-    shown = ", ".join(map(str, blocks[:6])) or "none at all"
-    return f"{shown}, ... ({len(blocks)} in all)" if len(blocks) > 6 else shown
 
 
 def _is_later(given: Event, named: Event) -> bool:

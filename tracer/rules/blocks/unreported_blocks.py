@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 from kvtrail.tracer.events.events import RequestEnd, Schedule
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.block_table import BlockTable, Room
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import RequestRule
 
 
@@ -29,16 +27,6 @@ class UnreportedBlocks(RequestRule[RequestEnd | Schedule]):
             return OK
         numbers = {"computed": event.computed, "scheduled": event.scheduled, "end": end}
         return Drift({**numbers, **_too_short(lacking)}, [event])
-
-    def template(self, finding: Finding) -> str:
-        if "untold" in finding.numbers:
-            return self.page.explanations["held at the end"]
-        if "scheduled" not in finding.numbers:
-            return self.page.explanations["computed at the end"]
-        return self.page.explanations["in a step"]
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        return {"blocks": ", ".join(map(str, finding.numbers.get("untold", ())[:6]))}
 
 
 def _at_end(event: RequestEnd, table: BlockTable) -> Judgement:

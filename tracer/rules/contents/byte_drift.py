@@ -36,35 +36,14 @@ class ByteDrift(EngineRule[BlockCheck | Handoff]):
             return OK
         return Unknown.CONTENT if event.check_unknown else None
 
-    def template(self, finding: Finding) -> str:
-        if "given" in finding.numbers:
-            return self.page.explanations["handed over"]
-        if "owner" in finding.numbers:
-            is_own = finding.numbers["owner_engine"] == finding.engine
-            had = "the engine had" if is_own else "engines of equal caches had"
-            one = "it had" if is_own else "engine {owner_engine}"
-            return (
-                f"At {{{len(finding.witness) - 1}}} {{checked}} compared with what {had} computed, and {{wrong}} did not"
-                f" match: this request's {{place}} hold what {one} computed at {{0}} for request {{owner}}'s"
-                f" {{owner_place}}, under another {{other}}.{{left}}{_handed_over(finding)}"
-            )
-        return super().template(finding)
-
     def values(self, finding: Finding) -> dict[str, Any]:
         of = finding.numbers
-        if "given" in of:
-            place = mismatch.place(of["token"], of["block_size"], of.get("group"))
-            return {"checked": mismatch.checked(of), "place": place}
+        if "blocks" in of:
+            return mismatch.sentences(of)
+        places = {"place": mismatch.place(of["token"], of["block_size"], of.get("group"))}
         if "owner" in of:
-            size = of["block_size"]
-            return {
-                "checked": mismatch.checked(of),
-                "place": mismatch.place(of["token"], size, of.get("group")),
-                "owner_place": mismatch.place(of["owner_token"], size, of.get("owner_group")),
-                "other": "hash" if of.get("group") == of.get("owner_group") else "KV cache group",
-                "left": f" Request {of['source']}'s load left it so." if "source" in of else "",
-            }
-        return mismatch.sentences(of)
+            places["owner_place"] = mismatch.place(of["owner_token"], of["block_size"], of.get("owner_group"))
+        return places
 
 
 def _of_another(wrong: WrongBlocks, beside: list[WrongBlocks], engine: Engine) -> Drift:
@@ -141,18 +120,3 @@ def _handoffs(event: BlockCheck, owner: BlockCheck, engine: Engine, numbers: dic
         numbers["meant"] = taken.given.request
         events.append(taken.takers[event.engine, event.request or ""])
     return events
-
-
-def _handed_over(finding: Finding) -> str:
-    """The sentences about that; the second witness and those after it are its events."""
-    of, sentences, behind = finding.numbers, "", 1
-    if (takers := of.get("takers")) is not None:
-        names = ["this request" if each == finding.request else f"request {each}" for each in takers]
-        to = " and ".join(f"{name} at {{{number}}}" for number, name in enumerate(names, 2))
-        sentences += " That request was handed over at {1}" + (
-            f", to {to}." if to else "; nobody is known to have taken it."
-        )
-        behind += 1 + len(takers)
-    if "meant" in of:
-        sentences += f" At {{{behind}}} this request was to read what had been computed for request {{meant}}."
-    return sentences

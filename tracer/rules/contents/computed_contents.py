@@ -3,27 +3,25 @@
 A fingerprint may be of a few bytes of a block, so two prompts that are nearly alike may have the same. A loaded
 content is another block's only if that was computed under another hash, if others were computed under its own hash, and if it
 is unlike all of these: at most `MAX_COMMON_GROUPS` of six groups of bits are equal. Engines of different tensor-parallel
-sizes are compared by the groups of a head that both have first on a rank. Pure, and bounded: 24 bytes a block.
+sizes are compared by the groups of a head that both have first on a rank. Pure, and bounded.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
 
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import BlockCheck
 
 COMPUTED, LOADED, ADMITTED = "computed", "loaded", "admitted"
 TAKEN = (LOADED, ADMITTED)
 """Checks of blocks that somebody else may have filled."""
-BUCKETS, WAYS = 1 << 17, 8
-"""Of the table of contents by hash."""
-PLACES, TRIES = 1 << 20, 8
-"""Of the table of blocks by content, and where in it one of them may be."""
-MAX_EVENTS = 16_384
-"""Reports of computed blocks that can be named; of older ones it is still known what is right."""
+MAX_BLOCKS = 200_000
+"""Hashes, and contents, that are remembered; about 400 bytes each."""
+MAX_VERSIONS = 8
+"""Contents of one hash, and hashes with one content, that are remembered."""
 MAX_WAITING = 50_000
 """Loaded blocks that may yet turn out to hold another block's content, since events of several engines come in any order."""
 MAX_COMMON_GROUPS = 2
@@ -61,10 +59,11 @@ class ComputedContents:
     """What is known of computed contents."""
 
     def __init__(self) -> None:
-        self._hashes = self._contents = array("Q")
-        self._serials = self._places = array("I")
-        self._events: dict[int, BlockCheck] = {}
-        self._serial = self._turn = self._waits = 0
+        self._computed = BoundedDict[int, tuple[ReportedBlock, ...]](MAX_BLOCKS)
+        """By hash, the blocks that were computed under it, with different contents."""
+        self._owners = BoundedDict[tuple[int, int], tuple[ReportedBlock, ...]](MAX_BLOCKS)
+        """By groups of bits and where contents are comparable, the blocks that were computed with this content."""
+        self._waits = 0
         self._waiting: dict[tuple[int, int], list[ReportedBlock]] = {}
         """Loaded blocks, and those taken over, by hash and groups of bits."""
         self._by_content: dict[int, set[int]] = {}
@@ -85,7 +84,7 @@ class ComputedContents:
         """The blocks that a request loaded or took over and that hold another's content, each with the block that the content
         belongs to."""
         salt = _salt(event)
-        if salt is None or event.check_look not in TAKEN or not self._contents:
+        if salt is None or event.check_look not in TAKEN or not self._computed:
             return []
         return [
             (block, owner)
@@ -107,11 +106,11 @@ class ComputedContents:
         unlike = []
         for block in reported_blocks(event):
             key = _key(block.number, salt)
-            known = [*(each for each in fresh if each.number == block.number), *self._computed(key, salt)]
+            known = [*(each for each in fresh if each.number == block.number), *self._computed.get(key, ())]
             given = next((each for each in known if (each.event.engine, each.event.request) == giver), None)
             if given is None:
                 continue
-            if not _is_unlike(block.fingerprint, [*self._of_hash(key), *(each.fingerprint for each in known)]):
+            if not _is_unlike(block.fingerprint, [each.fingerprint for each in known]):
                 return []
             unlike.append((block, given))
         return unlike
@@ -157,84 +156,25 @@ class ComputedContents:
                     self._enter_waiting(block, salt)
 
     def _enter_computed(self, event: BlockCheck, salt: int) -> None:
-        if not self._contents:
-            self._hashes, self._contents = (array("Q", bytes(8 * BUCKETS * WAYS)) for _ in range(2))
-            self._serials, self._places = array("I", bytes(4 * BUCKETS * WAYS)), array("I", bytes(4 * PLACES))
-        self._serial += 1
         ranks = _ranks(event)
-        self._events[self._serial] = event
-        if len(self._events) > MAX_EVENTS:
-            del self._events[next(iter(self._events))]
         for block in reported_blocks(event):
-            key = _key(block.number, salt)
+            key, content = _key(block.number, salt), (_groups(block.fingerprint), ranks)
             if block.fingerprint in self._of_hash(key):
                 continue
-            slot = self._free(key)
-            self._hashes[slot], self._contents[slot] = key, block.fingerprint
-            self._serials[slot] = self._serial
-            self._place(_groups(block.fingerprint), ranks, slot)
-            if (name := (key, _groups(block.fingerprint))) in self._waiting:
-                self._give_up(name)
+            self._computed[key] = (*self._computed.pop(key, ()), block)[-MAX_VERSIONS:]
+            self._owners[content] = (*self._owners.pop(content, ()), block)[-MAX_VERSIONS:]
+            if (key, content[0]) in self._waiting:
+                self._give_up((key, content[0]))
 
     def _owner(self, block: ReportedBlock) -> ReportedBlock | None:
         """The block that was computed with this content, under another hash or for another KV cache group."""
-        groups, ranks, key = (
-            _groups(block.fingerprint),
-            _ranks(block.event),
-            _key(block.number, _salt(block.event) or 0),
-        )
-        for place in _tries(groups, ranks) if self._contents else ():
-            slot = self._places[place] - 1
-            if slot < 0 or _groups(self._contents[slot]) != groups or self._hashes[slot] == key:
-                continue
-            event, content = self._events.get(self._serials[slot]), self._contents[slot]
-            if event is None or _ranks(event) != ranks:
-                continue
-            owner = next((each for each in reported_blocks(event) if each.fingerprint == content), None)
-            if owner is not None and _have_one_identity(owner, block):
-                return owner
-        return None
-
-    def _place(self, groups: int, ranks: int, slot: int) -> None:
-        """Let the block in this slot be found by its content."""
-        tries = _tries(groups, ranks)
-        free = (place for place in tries if self._points_nowhere(place))
-        self._places[next(free, tries[self._serial % TRIES])] = slot + 1
-
-    def _points_nowhere(self, place: int) -> bool:
-        slot = self._places[place] - 1
-        return slot < 0 or not self._hashes[slot]
+        owners = self._owners.get((_groups(block.fingerprint), _ranks(block.event)), ())
+        others = (each for each in owners if not _have_one_hash(each, block))
+        return next((each for each in others if _have_one_identity(each, block)), None)
 
     def _of_hash(self, key: int) -> list[int]:
         """The contents that were computed under a hash."""
-        if not self._contents:
-            return []
-        first = key % BUCKETS * WAYS
-        hashes = self._hashes[first : first + WAYS]
-        return [self._contents[first + n] for n, hash_ in enumerate(hashes) if hash_ == key]
-
-    def _computed(self, key: int, salt: int) -> list[ReportedBlock]:
-        """The blocks that were computed under a hash, as far as their reports are remembered."""
-        first = key % BUCKETS * WAYS
-        slots = [n for n in range(first, first + WAYS) if self._contents and self._hashes[n] == key]
-        blocks = []
-        for slot in slots:
-            if (event := self._events.get(self._serials[slot])) is not None:
-                held = (each for each in reported_blocks(event) if each.fingerprint == self._contents[slot])
-                blocks += [each for each in held if _key(each.number, salt) == key]
-        return blocks
-
-    def _free(self, key: int) -> int:
-        """A slot in the bucket of a hash; where there is none, another hash is forgotten with all of its contents."""
-        first = key % BUCKETS * WAYS
-        hashes = self._hashes[first : first + WAYS]
-        if 0 not in hashes:
-            self._turn = (self._turn + 1) % WAYS
-            forgotten = hashes[self._turn]
-            for n, hash_ in enumerate(hashes):
-                if hash_ == forgotten:
-                    self._hashes[first + n] = hashes[n] = 0
-        return first + hashes.index(0)
+        return [block.fingerprint for block in self._computed.get(key, ())]
 
     def _enter_waiting(self, block: ReportedBlock, salt: int) -> None:
         key = (_key(block.number, salt), _groups(block.fingerprint))
@@ -256,13 +196,8 @@ class ComputedContents:
 
 
 def _key(number: int, salt: int) -> int:
-    """Of a hash in the table; 0 is an empty slot."""
-    return number ^ salt or 1
-
-
-def _tries(groups: int, ranks: int) -> list[int]:
-    """Where a block may be found by its content."""
-    return [((groups ^ ranks) + n) % PLACES for n in range(TRIES)]
+    """Of a hash, where it is comparable."""
+    return number ^ salt
 
 
 def _groups(fingerprint: int) -> int:

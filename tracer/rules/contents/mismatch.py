@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrail.tracer.events.events import BlockCheck
-from kvtrail.tracer.model import words
 
 MAX_NAMED = 4
 """Wrong blocks that a sentence names; the others are counted, and the witness has up to 64."""
@@ -13,11 +12,11 @@ MAX_NAMED = 4
 DIFFERS, EARLY, CHANGED = "differs", "early", "changed"
 WHERE = {"drift": DIFFERS, "early": EARLY, "rot": CHANGED}
 """What a finding says of each kind of wrong block that a worker reports."""
-_CHECKED = {
-    "computed": "blocks that this request computed",
-    "loaded": "blocks that were loaded for this request",
-    "admitted": "blocks that this request took over from vLLM's prefix cache",
-    "held": "blocks that this request holds",
+_ORIGINS = {
+    "computed": "This request computed them.",
+    "loaded": "They were loaded for this request.",
+    "admitted": "This request took them over from vLLM's prefix cache.",
+    "held": "This request holds them.",
 }
 
 
@@ -47,55 +46,23 @@ def numbers(event: BlockCheck, kind: str) -> dict[str, Any] | None:
     }
 
 
-def checked(of: dict[str, Any]) -> str:
-    """Which blocks were checked: "3 blocks that were loaded for this request were"."""
-    blocks, many = _CHECKED.get(of["look"], "blocks of this request"), of["looked"] != 1
-    if of["look"] == "held":  # repeatedly: the number says nothing
-        return f"{blocks} were"
-    return f"{words.count(of['looked'])} {blocks if many else _one(blocks)} {'were' if many else 'was'}"
-
-
-def _one(blocks: str) -> str:
-    return blocks.replace("blocks", "block", 1).replace(" were ", " was ", 1)
-
-
-def sentences(of: dict[str, Any]) -> dict[str, str]:
-    """The parts of an explanation: what was checked, what applies to all wrong blocks, and what each of them holds. Where
-    several were left so by the same request, one sentence says it."""
-    sources, verb = _of_all(of["sources"]), "held" if of["where"] == EARLY else "holds"
+def sentences(of: dict[str, Any]) -> dict[str, Any]:
+    """The parts of an explanation: where the blocks come from, what each of the first wrong ones holds, and how many more
+    there are."""
+    size, group, verb = of["block_size"], of.get("group"), "held" if of["where"] == EARLY else "holds"
     contents = []
-    for number, holds in enumerate(of["holds"]):
-        text = f"{_place(of, number)} {verb} {_content(holds, of['block_size'], of.get('group'))}"
-        if sources is None and of["sources"][number]:
-            text += f"; request {of['sources'][number]} left it so"
-        contents.append(f"{text}.")
-    of_all = _unnamed(of)
-    of_all += [f"Request {sources} left these so."] if sources else []
-    return {"checked": checked(of), "of_all": "".join(f" {each}" for each in of_all), "contents": " ".join(contents)}
-
-
-def _of_all(values: list[str]) -> str | None:
-    """What several blocks have in common; None where they differ, or there is only one."""
-    return values[0] if len(values) > 1 and len(set(values)) == 1 else None
-
-
-def _unnamed(of: dict[str, Any]) -> list[str]:
-    """The wrong blocks that are not named, as sentences of their own."""
-    more, unlisted = of["wrong"] - len(of["blocks"]), of["unlisted"]
-    texts = [f"{words.count(more)} of them {'is' if more == 1 else 'are'} not named here."] if more else []
-    if unlisted:
-        texts.append(
-            f"{words.some(unlisted, 'more wrong block')} of this check {'is' if unlisted == 1 else 'are'} not listed."
-        )
-    return texts
-
-
-def _place(of: dict[str, Any], number: int) -> str:
-    """A wrong block and its tokens."""
-    block, token, group = of["blocks"][number], of["tokens"][number], of.get("group")
-    if group is None:
-        return f"Block {block}, this request's {tokens(token, of['block_size'])},"
-    return f"Block {block} of KV cache group {group}, at this request's token {token},"
+    for block, token, holds, source in zip(of["blocks"], of["tokens"], of["holds"], of["sources"], strict=True):
+        of_group = f", this request's {tokens(token, size)},"
+        if group is not None:
+            of_group = f" of KV cache group {group}, at this request's token {token},"
+        left = f"; request {source} left it so" if source else ""
+        contents.append(f"Block {block}{of_group} {verb} {_content(holds, size, group)}{left}.")
+    others = of["wrong"] + of["unlisted"] - len(contents)
+    return {
+        "origin": _ORIGINS.get(of["look"], "They are of this request."),
+        "contents": " ".join(contents),
+        "others": others or None,
+    }
 
 
 def tokens(first: int, size: int | None) -> str:
@@ -111,17 +78,16 @@ def place(token: int, size: int | None, group: int | None) -> str:
 def _content(holds: str, size: int | None, group: int | None) -> str:
     """What a wrong block of this KV cache group holds. Where there are several, they may differ in the tokens of a block, and
     a recurrent state has none: it is named by the tokens that it has seen."""
-    match holds:
-        case "zeros":
-            return "zeros"
-        case "poison":
-            return "what was computed after a wrong block"
-    request, at, place = holds.rpartition("@")
+    if holds in _ODD:
+        return _ODD[holds]
+    request, _, place = holds.rpartition("@")
     token, _, of_group = place.partition("/")
-    if at and token.isdigit():
-        if group is None:
-            return f"the KV of request {request}'s {tokens(int(token), size)}"
-        if of_group.isdigit():
-            return f"what request {request} computed for KV cache group {of_group} at token {token}"
-        return f"what request {request} computed at token {token}"
-    return "other content, of unknown origin"
+    if not (request and token.isdigit()):
+        return "other content, of unknown origin"
+    if group is None:
+        return f"the KV of request {request}'s {tokens(int(token), size)}"
+    for_group = f" for KV cache group {of_group}" if of_group.isdigit() else ""
+    return f"what request {request} computed{for_group} at token {token}"
+
+
+_ODD = {"zeros": "zeros", "poison": "what was computed after a wrong block"}

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from kvtrail.tracer.events.events import Alloc, Handoff, Xfer
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import PairRule
 
 
@@ -25,16 +24,6 @@ class HandoffMismatch(PairRule[Handoff | Xfer | Alloc]):
         if drifts:
             return tuple(drifts)
         return OK if OK in found else next((each for each in prompts if isinstance(each, Unknown)), None)
-
-    def template(self, finding: Finding) -> str:
-        where = finding.numbers["where"]
-        return self.page.explanations["another prompt, written" if len(finding.witness) > 2 else where]
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        numbers = finding.numbers
-        if numbers.get("shorter"):
-            return {"why": f"it is shorter than the {numbers['handed']} tokens that are handed over"}
-        return {"why": f"the first {numbers.get('compared')} tokens of the two differ"}
 
 
 def _on_both_sides(

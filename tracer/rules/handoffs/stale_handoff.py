@@ -58,21 +58,8 @@ class StaleHandoff(PairRule[Read | Received | Xfer]):
             Drift(numbers, [*witnesses, each], healed=recomputed, severity=severity) for each, recomputed in received
         )
 
-    def template(self, finding: Finding) -> str:
-        if finding.witness[0].kind == Kind.HANDOFF:
-            return self.page.explanations["restarted"]
-        why = "the lease had run out" if finding.numbers["expired"] else "the request was over"
-        text = f"Engine {{giver}} gave the blocks of request {{other}} back at {{0}}: {why}. "
-        report = "a reader reported that it had read them. This request received them"
-        if any(each.kind == Kind.XFER for each in finding.witness):
-            report = "its own write of them to the other engine ended. This request received them"
-        match finding.numbers["given_out"]:
-            case True:
-                return text + f"At {{1}} another request was given some of them, and at {{2}} {report} ({{3}})."
-            case False:
-                end = ": nobody else had been given any of them by then, and they still held what was read."
-                return text + f"At {{1}} {report} ({{2}}){end}"
-        return text + f"At {{1}} {report} ({{2}}): they may have been another request's by then."
+    def values(self, finding: Finding) -> dict[str, Any]:
+        return _sentences(finding)
 
 
 class ReadAfterRelease(EngineRule[Read | Xfer]):
@@ -98,22 +85,15 @@ class ReadAfterRelease(EngineRule[Read | Xfer]):
             return Drift(numbers, [freed, event], severity=Severity.BROKEN_CONTRACT)
         return Drift(numbers, [freed, pair.given_out, event])
 
-    def template(self, finding: Finding) -> str:
-        text = "At {0} the request's blocks were given back: {why}. "
-        if "state" in finding.numbers:
-            if len(finding.witness) > 2:
-                text += "At {1} another request was given some of them. "
-            return (
-                text
-                + "The engine's own write of them to another one ended ({state}) {late_s} seconds after that release."
-            )
-        if len(finding.witness) > 2:
-            text += "At {1} another request was given some of them. "
-            return text + "At {2}, {late_s} seconds after they were given back, another instance read them."
-        return text + "At {1}, {late_s} seconds later, another instance read them."
-
     def values(self, finding: Finding) -> dict[str, Any]:
-        return {"why": "their lease had expired" if finding.numbers["expired"] else "the request was over"}
+        return _sentences(finding)
+
+
+def _sentences(finding: Finding) -> dict[str, str]:
+    writes = any(each.kind == Kind.XFER for each in finding.witness)
+    report = "its own write of them to the other engine ended" if writes else "a reader reported that it had read them"
+    why = "the lease had run out" if finding.numbers["expired"] else "the request was over"
+    return {"report": report, "why": why}
 
 
 def _judge_write(event: Xfer, engine: Engine) -> Judgement:

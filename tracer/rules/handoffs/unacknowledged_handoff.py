@@ -4,7 +4,7 @@ from kvtrail.tracer.events.events import Free, Heartbeat, Read, Received, Reques
 from kvtrail.tracer.ledger.account import SCHEDULER
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.handoffs import ON_ITS_WAY_NS, Pair, is_known_since
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import PairRule
 
 KEPT_S = 1.0
@@ -25,24 +25,6 @@ class UnacknowledgedHandoff(PairRule[Heartbeat | Free]):
         known = [pair for pair in pairs if pair.given and is_known_since(pair, event, engine.lost_number)]
         found = tuple(_drift(pair, done) for pair in known for done in pair.done)
         return found or Unknown.LOST
-
-    def template(self, finding: Finding) -> str:
-        if "kept_s" in finding.numbers:
-            last = "the last of its {reports} readers reported"
-            if finding.numbers["written"]:
-                last = "the last write by which the request was handed over ended"
-            return (
-                f"At {{0}} {last}, and its blocks were kept until the lease ran out at {{1}}, {{kept_s}} seconds later."
-            )
-        text = "Engine {giver} kept the blocks of request {other} for another engine until the lease ran out at {0}. "
-        if finding.numbers["received"]:
-            text += "This request has received them ({1}),"
-        else:
-            text += "This request, which was to read them, ended without that ({1}, {outcome}),"
-        text += " and {quiet_s} seconds after that was known "
-        if "reports" in finding.numbers:
-            return text + "{reports} of its {expected} readers had reported to need them no more."
-        return text + "nobody had reported to need them no more."
 
 
 def _judge_free(event: Free, engine: Engine) -> Judgement:

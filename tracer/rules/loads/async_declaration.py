@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kvtrail.tracer.events.events import Alloc, Lookup, Received, Schedule
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import RequestRule
 
 
@@ -40,12 +40,3 @@ class AsyncDeclaration(RequestRule[Lookup | Received | Schedule]):
         if account.missing is not None:
             return account.missing
         return Drift({"allocated": loading.allocated, "begins": event.computed}, [loading, event])
-
-    def template(self, finding: Finding) -> str:
-        match finding.numbers.get("async"):
-            case True:
-                return self.page.explanations["nothing to load"]
-            case False:
-                return self.page.explanations["reported"]
-            case _:
-                return self.page.explanations["running"]

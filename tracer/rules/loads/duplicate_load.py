@@ -4,7 +4,7 @@ from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import Lookup, Received
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
 from kvtrail.tracer.rules.rule import PairRule, RequestRule
 
 
@@ -35,18 +35,6 @@ class DuplicateLoad(RequestRule[Lookup]):
             "preempted": preempted,
         }
         return Drift(numbers, [load.alloc, event], healed=event.refused is not None, severity=Severity.HANG)
-
-    def template(self, finding: Finding) -> str:
-        text = "Blocks for {received} tokens were allocated at {0:epoch}, and the tokens were received. "
-        if finding.numbers["preempted"]:
-            return text + (
-                "The request was preempted since, and they are lost: the engine that handed them on has given them up. At"
-                " {1:epoch} the connector offers {returned} tokens beyond the {computed} computed ones once more."
-            )
-        return text + (
-            "At {1.label} the request has not run, and the connector offers {returned} tokens beyond the {computed} computed"
-            " ones once more."
-        )
 
 
 class DuplicateHandoff(PairRule[Received]):

@@ -17,7 +17,7 @@ from kvtrail.tracer.events.events import (
 )
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import EngineRule, RequestRule
 
 NOT_ITS_OWN = {"aborted", "error"}
@@ -52,19 +52,6 @@ class IncompleteLoad(RequestRule[Load | Schedule | RequestEnd | Xfer]):
         if type(event) is Schedule and event.scheduler_async and not evidence.ran_ahead:
             return None  # it was scheduled before the workers could report the load's error
         return None if short is None else _went_on(short, event, account)
-
-    def template(self, finding: Finding) -> str:
-        if "failed_blocks" in finding.numbers:
-            blocks = " of {failed_blocks} blocks" if finding.numbers["failed_blocks"] else ""
-            reason = " ({reason})" if finding.numbers["reason"] else ""
-            return (
-                f"At {{0}} a read{blocks} from another engine failed on rank {{rank}}{reason}."
-                " Its load was reported as received at {1}, without an error, and at {2} the request went on."
-            )
-        text = "The load at {0:epoch} was meant to bring {expected} tokens and brought {loaded}."
-        if len(finding.witness) > 1:
-            text += " At {1.label} the request went on, and no load error had been reported."
-        return text
 
 
 MAX_LOADS = 10_000
@@ -144,9 +131,6 @@ class IncompleteReads(EngineRule[Received]):
             "rank": reads[0].rank,
         }
         return Drift(numbers, [reads[0], event])
-
-    def template(self, finding: Finding) -> str:
-        return self.page.explanations["open reads" if finding.numbers["reads"] else "no reads"]
 
 
 def _failed_read(event: Load | Schedule | RequestEnd | Xfer, account: Account) -> Judgement:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.events.cache_groups import part_of_block
 from kvtrail.tracer.events.events import LoadPlan
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
 from kvtrail.tracer.rules.rule import RequestRule
 
 
@@ -40,6 +40,3 @@ class LoadRange(RequestRule[LoadPlan]):
             numbers["unclaimed"] = unclaimed
             return Drift(numbers, witness, severity=Severity.WRONG_OUTPUT)
         return OK
-
-    def template(self, finding: Finding) -> str:
-        return self.page.explanations["unclaimed" if "unclaimed" in finding.numbers else finding.numbers["where"]]

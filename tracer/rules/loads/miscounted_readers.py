@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from kvtrail.tracer.events.events import Read, Sent, Xfer, XferOp, XferState
 from kvtrail.tracer.events.patience import of_connector
-from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import Account, Evidence
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import RequestRule
 
 MAX_REPORTS = 256
@@ -67,11 +66,6 @@ class MiscountedReaders(RequestRule[Sent | Xfer]):
             return Unknown.VERSION  # some do not say that a lease has run out
         drifts = [_too_few(reads, event) for reads in by_rank.values()]
         return tuple(each for each in drifts if each is not None) or OK
-
-    def template(self, finding: Finding) -> str:
-        if finding.witness[-1].kind == Kind.XFER:
-            return self.page.explanations["too many"]
-        return self.page.explanations["repeated" if len(finding.witness) == 3 else "too few"]
 
 
 def _judge_reading(event: Xfer, before: Sequence[Xfer]) -> Judgement:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from typing import Any
-
-from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd
+from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import EngineRule
 
 IDLE_S = 60.0
@@ -40,13 +38,3 @@ class PollStarvation(EngineRule[Heartbeat]):
             return OK
         numbers = {"idle_s": round(idle_s, 1), "held": len(held), "steps": event.scheduler_step}
         return Drift(numbers, [oldest, before, event])
-
-    def explain(self, finding: Finding) -> str:
-        first, *_, last = finding.witness
-        n: dict[str, Any] = finding.numbers
-        what = "blocks of an ended request were kept" if first.kind == RequestEnd.kind else "a load began"
-        others = f" {n['held']} requests' blocks are held in all." if n["held"] > 1 else ""
-        return (
-            f"At {first} {what}. At {last} the scheduler has made no step for {n['idle_s']} seconds, so the end of"
-            f" the transfer cannot be reported.{others}"
-        )

@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import RequestEnd
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import RequestRule
 
 ITS_OWN_END = {"stopped", "length_capped"}
@@ -33,8 +33,3 @@ class RefusedHandoff(RequestRule[RequestEnd]):
                 return None
             return Drift({**numbers, "blocks": len(blocks), "output": event.output}, [event])
         return OK if event.free_delayed else Drift(numbers, [event])
-
-    def template(self, finding: Finding) -> str:
-        if "blocks" not in finding.numbers:
-            return self.page.explanations["released"]
-        return self.page.explanations["preempted"]

@@ -160,16 +160,18 @@ def _judge_callers(event: RequestEnd | Heartbeat, engine: Engine) -> Judgement:
     found = [row for row in late if not _is_late(given_up.rows.get(row.first.connector_id), engine)]
     if not found:  # of several of a row, one is a finding
         return OK if rows else None
-    return tuple(Drift(_numbers(row), [row.first, row.last]) for row in found)
-
-
-def _numbers(row: GivenUp) -> dict[str, Any]:
-    return {
-        "where": "aborted requests",
-        "waited_s": round(row.waited_ns / 1e9, 1),
-        "counted_s": round(row.counted_ns / 1e9, 1),
-        "requests": row.count,
-    }
+    return tuple(
+        Drift(
+            {
+                "where": "aborted requests",
+                "waited_s": round(row.waited_ns / 1e9, 1),
+                "counted_s": round(row.counted_ns / 1e9, 1),
+                "requests": row.count,
+            },
+            [row.first, row.last],
+        )
+        for row in found
+    )
 
 
 def _is_late(row: GivenUp | None, engine: Engine) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from kvtrail.tracer.events.events import Event, Job, Received, Sent, TransferEnd
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.loads.async_declaration import synchronous_load
 from kvtrail.tracer.rules.rule import RequestRule
 
@@ -46,22 +46,15 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
         if type(event) is Sent:
             if evidence.end is not None or (evidence.freed is not None and evidence.sent is None):
                 return OK  # a worker may have reported before that the blocks were freed
-            if _may_be_a_siblings(event, account, account.states[Completions].sent_by):
-                return None
+            reported_by = account.states[Completions].sent_by
+            if len(account.evidence.connectors) > 1 and event.connector_id not in reported_by:
+                return None  # another child of the MultiConnector may have waited for the report
             return _drift("store", evidence.sent, event)
         if event.job in evidence.jobs:
             return OK
         if (before := account.states[Completions].ended.get(event.job)) is not None:
             return _drift("transfer", before, event)
         return Unknown.UNSEEN
-
-    def template(self, finding: Finding) -> str:
-        text = "At {0:epoch} a {what} of the request was reported as finished, and none was under way"
-        if finding.numbers["repeated"]:
-            text = "At {1:epoch} a {what} was reported as finished that had been reported at {0.label} already"
-        if "connectors" in finding.numbers:
-            text += "; by which of the {connectors} connectors that were asked about the request, is not known"
-        return text + "."
 
 
 def _drift(what: str, before: Event | None, event: Event) -> Drift:
@@ -74,8 +67,3 @@ def _stray_load(event: Received, account: Account) -> Drift:
     if (asked := len(account.evidence.connectors)) < 2:
         return drift
     return replace(drift, numbers={**drift.numbers, "connectors": asked}, connector="")
-
-
-def _may_be_a_siblings(event: Event, account: Account, reported_by: set[str]) -> bool:
-    """Whether a child of a MultiConnector may have been passed the report that another child waited for."""
-    return len(account.evidence.connectors) > 1 and event.connector_id not in reported_by

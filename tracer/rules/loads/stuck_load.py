@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import Drift, Finding
+from kvtrail.tracer.model.findings import Drift
 from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
 MARGIN_S = 60.0
@@ -54,11 +52,3 @@ class StuckLoad(DeadlineRule):
             return None
         drift = Drift({"failed_blocks": len(error.blocks_ids)}, [error] if alloc is None else [alloc, error])
         return Pending(error, drift, self.after_s, engine.clocks.stepping)
-
-    def template(self, finding: Finding) -> str:
-        if "failed_blocks" in finding.numbers:
-            return self.page.explanations["load error"]
-        return self.page.explanations["open load"]
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        return {"error": finding.witness[-1]}

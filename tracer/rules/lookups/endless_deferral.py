@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import Drift, Finding
+from kvtrail.tracer.model.findings import Drift
 from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
 MARGIN_S = 60.0
@@ -33,14 +33,3 @@ class EndlessDeferral(DeadlineRule):
             in_turn=True,
             asked_s=evidence.deferred_ns / 1e9,
         )
-
-    def template(self, finding: Finding) -> str:
-        text = (
-            "At {0:epoch} the connector answered 'ask me later' for the request of {total} tokens, {computed} of"
-            " them computed, and it has answered nothing else in the {waited_s} seconds since. For {counted_s}"
-            " of them it was asked again, or the scheduler could have asked."
-        )
-        n = finding.numbers
-        if "matched" in n and n["matched"] <= n["computed"]:
-            text += " Its store held {matched} tokens of it, so there was nothing new to wait for."
-        return text

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.contract import NOT_NEW, breach, new_at_most
 from kvtrail.tracer.events.events import Lookup
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.lookups.stale_lookup import earlier_source
 from kvtrail.tracer.rules.rule import RequestRule
 
@@ -30,7 +28,3 @@ class OverReport(RequestRule[Lookup]):
             "at_most": new_at_most(event.total, event.computed, event.matched),
         }
         return Drift(numbers, [event], healed=event.refused is not None)
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        matched = finding.numbers["matched"]
-        return {"held": "" if matched is None else f" and the store held {matched} tokens of it"}

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from kvtrail.tracer.events.events import Lookup, RankLookup
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
 from kvtrail.tracer.rules.rule import RequestRule
 
 
@@ -19,20 +18,6 @@ class PartialHit(RequestRule[Lookup]):
         found = [_judge_ranks(event, answers), _judge_groups(event, answers)]
         drifts = tuple(each for each in found if isinstance(each, Drift))
         return drifts or next((each for each in found if each is not None), None)
-
-    def template(self, finding: Finding) -> str:
-        numbers = finding.numbers
-        return self.page.explanations["ranks, exception" if numbers["claimed"] is None else numbers["where"]]
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        numbers = finding.numbers
-        if "by_rank" in numbers:
-            return {"held": ", ".join(f"rank {rank} held {held}" for rank, held in numbers["by_rank"].items())}
-        held = (
-            f"group {number} holds objects up to {', '.join(map(str, lengths)) or 'none'}"
-            for number, lengths in numbers["by_group"].items()
-        )
-        return {"held": "; ".join(held)}
 
 
 def _judge_ranks(event: Lookup, answers: Sequence[RankLookup]) -> Judgement:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.events import Lookup
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import EngineRule
 
 
@@ -25,7 +23,3 @@ class PhantomHit(EngineRule[Lookup]):
             "matched": event.matched,
         }
         return Drift(numbers, [event])
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        matched = finding.numbers["matched"]
-        return {"tokens": "" if matched is None else f" ({matched} tokens)"}

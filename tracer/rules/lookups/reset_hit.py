@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import Lookup, Reset, Store, StorePlan, TransferEnd
 from kvtrail.tracer.ledger.engine_state import Engine
@@ -59,13 +61,6 @@ class ResetHit(EngineRule[Lookup | StorePlan]):
         numbers = {"matched": event.matched, "returned": event.answer, "answered": reset.succeeded}
         return Drift(numbers, [reset, event])
 
-    def template(self, finding: Finding) -> str:
-        n = finding.numbers
-        answer = "answered that it had" if n["answered"] else "answered nothing, which vLLM takes for success"
-        found = "it took {present} tokens for stored already"
-        if "present" not in n:
-            found = "it offered {returned} tokens" if n["matched"] is None else "it matched {matched} tokens"
-        return (
-            "At {0} vLLM reset the connector's cache, and the connector "
-            f"{answer}. Nothing has been stored since. At {{1}} {found}."
-        )
+    def values(self, finding: Finding) -> dict[str, Any]:
+        nothing = "answered nothing, which vLLM takes for success"
+        return {"answer": "answered that it had" if finding.numbers["answered"] else nothing}

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import Store, StorePlan
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import RequestRule
 from kvtrail.tracer.rules.stores.store_gap import hole
 
@@ -26,8 +24,3 @@ class RetriedLookup(RequestRule[Store | StorePlan]):
         matched = None if lookup is None else lookup.matched
         numbers = {"asked": asked, "matched": matched, "begins": event.start, "held": begins}
         return Drift(numbers, [event] if lookup is None else [lookup, event])
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        matched = finding.numbers["matched"]
-        hits = "each time with a hit" if matched is None else f"and matched {matched} tokens each time"
-        return {"last": finding.witness[-1], "hits": hits}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.events.contract import NOT_NEW, breach, new_at_most
 from kvtrail.tracer.events.events import Lookup
 from kvtrail.tracer.ledger.account import Account
@@ -47,27 +49,10 @@ class StaleLookup(RequestRule[Lookup]):
         }
         return Drift(numbers, [event] if source is None else [source, event], healed=event.refused is not None)
 
-    def explain(self, finding: Finding) -> str:
-        *earlier, last = finding.witness
-        n = finding.numbers
-        before, ending = "", ", which it had remembered."
-        if earlier:
-            first = earlier[0]
-            matched = first.numbers.get("matched")
-            held = "an unknown number of" if matched is None else str(matched)
-            answered = first.numbers.get("refused", first.numbers.get("returned"))
-            before = (
-                f"Let {first.label} = the lookup at {first:time} (epoch {first.epoch}) with {first.numbers['computed']}"
-                f" tokens computed, for which the store held {held} tokens and the connector answered {answered}. "
-            )
-            ending = f": the answer of {first.label}, handed out once more."
-            if n["returned"] == matched:
-                ending = f": the length matched at {first.label}, from which nothing was subtracted."
-        if n["matched"] is None:
-            bound = f"{n['total']} - {n['computed']} = {n['at_most']}"
-        else:
-            bound = f"max(0, {min(n['matched'], n['total'])} - {n['computed']}) = {n['at_most']}"
-        return (
-            f"{before}At {last:epoch} vLLM already had {n['computed']} of {n['total']} tokens computed, so at most {bound}"
-            f" can be new. The connector answered {n['returned']}{ending}"
-        )
+    def values(self, finding: Finding) -> dict[str, Any]:
+        of, first = finding.numbers, finding.witness[0].numbers
+        bound = f"{of['total']} - {of['computed']}"
+        if of["matched"] is not None:
+            bound = f"max(0, {min(of['matched'], of['total'])} - {of['computed']})"
+        answered = first.get("refused", first.get("returned"))
+        return {"bound": bound, "answered": answered, "length": of["returned"] == first.get("matched")}

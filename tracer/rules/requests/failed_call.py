@@ -31,17 +31,8 @@ class FailedCall(RequestRule[Failure | Lookup | Alloc]):
             witness.insert(-1, short)
         return Drift(numbers, witness)
 
-    def explain(self, finding: Finding) -> str:
-        *before, last = finding.witness
-        n: dict[str, Any] = finding.numbers
-        about = f", called for request {finding.request}" if finding.request else ""
-        text = f"At {last} `{n['call']}` raised {n['message']!r}{about}."
-        short = before.pop() if "expected" in n else None
-        if before:
-            text += f" The request's last events before it: {', '.join(f'{each.kind} at {each}' for each in before)}."
-        if short is not None:
-            text += f" Before it, the load at {short} had brought {n['loaded']} of {n['expected']} tokens."
-        return text
+    def values(self, finding: Finding) -> dict[str, Any]:
+        return {"before": [f"{each.kind} at {each}" for each in finding.witness[:-1]]}
 
 
 def _short_load(account: Account) -> Load | None:

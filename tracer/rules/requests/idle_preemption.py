@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.events import Preempt
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import EngineRule
 
 IN_VAIN = 3
@@ -40,6 +38,3 @@ class IdlePreemption(EngineRule[Preempt]):
         if len(row) < IN_VAIN:
             return None
         return Drift({"free": event.blocks_free, "preempted": len(row)}, row)
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        return {"first": finding.witness[0], "last": finding.witness[-1]}

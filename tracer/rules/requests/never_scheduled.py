@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import Drift, Finding
+from kvtrail.tracer.model.findings import Drift
 from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
 ADMITTED_AFTER_S = 600.0
@@ -31,9 +29,6 @@ class NeverScheduled(DeadlineRule):
             return None  # a load is received of a request that has ended, too
         drift = Drift({"where": "after its load"}, [*allocs, received])
         return Pending(received, drift, self.after_s, engine.clocks.spare)
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        return {"received": finding.witness[-1]}
 
 
 def _not_admitted(account: Account, engine: Engine) -> Pending | None:

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.events import Event, Heartbeat, LoadPlan
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
-from kvtrail.tracer.model.words import singular
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import EngineRule
 
 STUCK_S = 240.0
@@ -55,17 +52,3 @@ class StuckStep(EngineRule[Heartbeat]):
         }
         oldest = sorted([*loads, *stores, *engine.kept.values()], key=lambda each: each.sequence)[:1]
         return Drift(numbers, [*oldest, since, event], connector=oldest[0].connector if oldest else None)
-
-    def explain(self, finding: Finding) -> str:
-        *oldest, since, last = finding.witness
-        n: dict[str, Any] = finding.numbers
-        text = singular(
-            f"From {since} to {last}, for {n['stuck_s']} seconds, the scheduler was in its step {n['steps']} and began no"
-            f" other, while it ran {n['running']} requests."
-        )
-        if not oldest:
-            return f"{text} No transfer is known to have been open."
-        return (
-            f"{text} Transfers were open, the oldest since {oldest[0]}. Loads: {n['loads']}; stores: {n['stores']}; ended"
-            f" requests with blocks that the connector keeps: {n['kept']}."
-        )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kvtrail.tracer.events.events import Alloc, Event, Evict, LoadPlan, Lookup, Prefetch, RequestEnd, Reset
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
 from kvtrail.tracer.rules.rule import EngineRule
 
 MAX_FETCHES = 10_000
@@ -47,10 +47,6 @@ class EvictedInUse(EngineRule[Alloc | LoadPlan | Evict | Prefetch]):
             drifts = tuple(each for each in found if isinstance(each, Drift))
             return drifts or next((each for each in found if each is not None), None)
         return _judge_fetch(event, engine) if type(event) is Prefetch else _judge_found(event, engine)
-
-    def template(self, finding: Finding) -> str:
-        where = finding.numbers["where"]
-        return self.page.explanations["found, planned" if where == "found" and len(finding.witness) == 1 else where]
 
 
 def _judge_found(event: Alloc | LoadPlan, engine: Engine) -> Judgement:

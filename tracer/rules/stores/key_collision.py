@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from kvtrail.tracer.events.events import Evict, LoadPlan, Lookup, RequestStart, Reset, StorePlan
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import EngineRule
 
 MAX_WRITERS = 100_000
@@ -92,8 +92,3 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
                 numbers |= {"version": version, "other_version": writer.version}
                 return Drift(numbers, [writer.store, event])
         return OK if is_known else None
-
-    def template(self, finding: Finding) -> str:
-        if "version" in finding.numbers:
-            return self.page.explanations["version"]
-        return self.page.explanations["identity"]

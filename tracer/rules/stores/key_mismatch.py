@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.events import Key
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import EngineRule
 
 MAX_KEYS = 100_000
@@ -40,6 +38,3 @@ class KeyMismatch(EngineRule[Key]):
             return OK
         first, second = sorted((known, event), key=lambda key: key.start_ns)  # from two recorders, in either order
         return Drift({"key": second.chunk_key, "other": first.chunk_key, "parent": event.chunk_parent}, [first, second])
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        return {"before": finding.numbers["parent"] or "the beginning"}

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import Evict, Plan, RequestEnd, StorePlan
@@ -10,23 +9,16 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import EngineRule
 
 
-class PushedOut(NamedTuple):
-    """A chunk that left the store, and its first token in the request."""
-
-    event: Evict
-    start: int
-
-
 class OwnChunks:
     """The chunks of one engine's open requests.
 
     Attributes:
         pushed_out: by request and key, its own chunks that its stores have pushed out of a store without tiers and without
-            others' chunks.
+            others' chunks: the eviction, and the chunk's first token in the request.
     """
 
     def __init__(self) -> None:
-        self.pushed_out: dict[str, dict[str, PushedOut]] = {}
+        self.pushed_out: dict[str, dict[str, tuple[Evict, int]]] = {}
         self._placed: dict[str, list[tuple[str, int, int, Sequence[str]]]] = {}
         """By request, chunks that follow each other: their connector, their first token in the request, the tokens of each (1
         if that is not known), and their keys."""
@@ -50,7 +42,7 @@ class OwnChunks:
         ):
             return
         _, start, size, keys = place
-        self.pushed_out.setdefault(request, {})[key] = PushedOut(event, start + keys.index(key) * size)
+        self.pushed_out.setdefault(request, {})[key] = (event, start + keys.index(key) * size)
 
     def _enter_request(self, event: RequestEnd, engine: Engine) -> None:
         self._placed.pop(event.request or "", None)
@@ -72,8 +64,8 @@ class SelfEviction(EngineRule[StorePlan]):
         if not pushed_out:
             return OK
         known = engine.keys(event.connector_id)
-        for key, out in pushed_out.items():
-            ours = out.event.connector_id == event.connector_id and key not in event.chunk_keys
-            if ours and out.start < event.start and known.holds(key) is False:
-                return Drift({"key": key, "position": out.start, "start": event.start}, [out.event, event])
+        for key, (evicted, start) in pushed_out.items():
+            ours = evicted.connector_id == event.connector_id and key not in event.chunk_keys
+            if ours and start < event.start and known.holds(key) is False:
+                return Drift({"key": key, "position": start, "start": event.start}, [evicted, event])
         return OK

@@ -4,7 +4,7 @@ from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 from kvtrail.tracer.events.events import StorePlan
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.block_table import BlockTable, blocks_by_group
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import RequestRule
 
 
@@ -24,12 +24,6 @@ class StateBoundary(RequestRule[StorePlan]):
             if wrong := _wrong(event, account, table, group):
                 return Drift(wrong, [event])
         return judged
-
-    def template(self, finding: Finding) -> str:
-        of = "At {0:epoch} the connector stores block {block} of KV cache group {group} as the state of {boundary} tokens"
-        if finding.numbers["block"] == NULL_BLOCK:
-            return of + ": that is the null block, which nobody has written."
-        return of + ". A step ran from token {begins} to {end} without an end there, and left no such state."
 
 
 def _wrong(event: StorePlan, account: Account, table: BlockTable, group: int) -> dict[str, int] | None:

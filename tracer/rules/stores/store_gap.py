@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import RequestEnd, Store, StorePlan
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import RequestRule
 
 
@@ -44,9 +42,6 @@ class StoreGap(RequestRule[Store | StorePlan | RequestEnd]):
         matched = account.evidence.matched.get(event.connector_id)
         numbers = {"where": "between stores", "hole_from": begins, "hole_to": event.start, "matched": matched or 0}
         return Drift(numbers, [event] if before is None else [before.last, event])
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        return {"last": finding.witness[-1]}
 
 
 def _judge_end(event: RequestEnd, account: Account) -> Judgement:

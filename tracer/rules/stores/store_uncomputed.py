@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kvtrail.tracer.events.events import Event, Schedule, StorePlan
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import RequestRule
 
 
@@ -25,18 +25,6 @@ class StoreUncomputed(RequestRule[StorePlan]):
             return OK
         numbers = {"end": end, "computed": computed, "scheduled": scheduled, "drafted": drafted, "at_most": most}
         return Drift(numbers, [event] if run is event else [run, event])
-
-    def template(self, finding: Finding) -> str:
-        if "allocated" in finding.numbers:
-            return (
-                "At {0} {computed} tokens were computed, and at {1.label} {allocated} were to be loaded behind them; the"
-                " request has run no step since. At {2.label} the connector stores up to {end}."
-            )
-        text = (
-            "The step at {0} begins at {computed} and runs {scheduled} tokens, {drafted} of them speculative: {at_most}"
-        )
-        where = "At {1.label}" if len(finding.witness) > 1 else "In it"
-        return f"{text} are sure. {where} the connector stores up to {{end}}."
 
 
 def _step(event: StorePlan, account: Account) -> Schedule | Unknown:

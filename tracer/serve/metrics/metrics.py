@@ -23,12 +23,15 @@ from prometheus_client.registry import Collector
 
 from kvtrail import __version__
 from kvtrail.tracer.causes.causes import GPU, STORE
+from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import (
     BlockCheck,
     CutOff,
     Event,
     Load,
+    LoadPlan,
     Lookup,
+    Plan,
     Received,
     RequestEnd,
     Store,
@@ -43,7 +46,6 @@ from kvtrail.tracer.liveness.recorders import INFO
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.rules import pages
-from kvtrail.tracer.savings.transfers import TransferTimer
 from kvtrail.tracer.serve.errors import InternalErrors, Where
 from kvtrail.tracer.serve.metrics.bounded_series import OTHER, Series
 from kvtrail.tracer.serve.metrics.durations import TRACE_ID_LENGTH, Duration, Durations
@@ -63,6 +65,8 @@ SOURCES = frozenset({"device", "host", "p2p", "disk", UNSPECIFIED})
 """vLLM's names for where cached tokens come from."""
 TIERS = frozenset({"", GPU, STORE, *SOURCES})
 """The caches that a cause can mean; others are counted as one."""
+MAX_TRANSFERS = 100_000
+"""Transfers that are timed at a time; beyond that the longest open one is not."""
 LOOKS = frozenset({"computed", "loaded", "admitted", "held"})
 """Why blocks are looked at."""
 FIRST, RESUMED = "first", "resumed"
@@ -112,7 +116,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._series = Series()
-        self._transfers = TransferTimer()
+        self._plans = BoundedDict[tuple[str, str | None, int], Plan](MAX_TRANSFERS)
+        """Numbered transfers that are open: they may outlast their requests and these accounts."""
         self._info_shown: dict[str, tuple[str, ...]] = {}
         counter = partial(Counter, namespace="kvtrail", registry=self.registry)
         gauge = partial(Gauge, namespace="kvtrail", registry=self.registry)
@@ -373,9 +378,15 @@ class Metrics:
         if event.end_ns > event.start_ns:  # a log line has one moment only
             counts.time(seconds, event, event.end_ns - event.start_ns)
 
+    def _count_plan(self, event: Plan, counts: _Counts) -> None:
+        if event.transfer_id is not None:
+            self._plans[event.engine, event.request, event.transfer_id] = event
+
     def _count_transfer_end(self, event: TransferEnd, counts: _Counts) -> None:
-        if (transfer := self._transfers.end(event)) is not None:
-            counts.time(self.load_seconds if transfer.is_load else self.store_seconds, event, transfer.lasted_ns)
+        plan = self._plans.pop((event.engine, event.request, event.transfer_id), None)
+        if plan is not None:
+            seconds = self.load_seconds if isinstance(plan, LoadPlan) else self.store_seconds
+            counts.time(seconds, event, max(0, event.end_ns - plan.start_ns))
 
     def _count_block_check(self, event: BlockCheck, counts: _Counts) -> None:
         look = event.check_look if event.check_look in LOOKS else OTHER
@@ -461,8 +472,8 @@ _COUNT: dict[str, Callable[..., None]] = {
     Kind.LOOKUP: Metrics._count_lookup,
     Kind.LOAD: Metrics._count_copy,
     Kind.STORE: Metrics._count_copy,
-    Kind.LOAD_PLAN: lambda self, event, counts: self._transfers.begin(event),
-    Kind.STORE_PLAN: lambda self, event, counts: self._transfers.begin(event),
+    Kind.LOAD_PLAN: Metrics._count_plan,
+    Kind.STORE_PLAN: Metrics._count_plan,
     Kind.TRANSFER_END: Metrics._count_transfer_end,
     Kind.LOAD_ERROR: lambda self, event, counts: counts.add(self.load_failures, 1, "blocks"),
     Kind.BLOCK_CHECK: Metrics._count_block_check,

@@ -78,7 +78,7 @@ def test_one_profile_of_many_is_inconclusive() -> None:
     ("fault", "profile", "broken"),
     [
         ("stale-lookup", "preemption-storm", "core.lookup.after-preemption"),
-        ("full-hit", "chunked-prefill", "core.lookup.leaves-a-token"),
+        ("no-token-left", "chunked-prefill", "core.lookup.leaves-a-token"),
         ("store-gap", "chunked-prefill", "core.store.no-gap"),
         ("failed-call", "chunked-prefill", "core.engine.lives"),
         ("blocks-exchanged", "chunked-prefill", "core.load.contents"),

@@ -93,7 +93,7 @@ def test_overview_rules_and_openapi(api: Tracer) -> None:
     feed(api, STORY, request="overview-0123abcd", recorder="overview")
     assert api.get("/api/totals")["findings"] >= 1
     rules = api.get("/api/rules")
-    assert {"stale-lookup", "over-report", "full-hit", "alloc-mismatch"} <= {rule["id"] for rule in rules}
+    assert {"stale-lookup", "over-report", "no-token-left", "alloc-mismatch"} <= {rule["id"] for rule in rules}
     assert httpx.get(f"{api.url}/docs", timeout=SLOW_S).status_code == 200
     paths = httpx.get(f"{api.url}/openapi.json", timeout=SLOW_S).json()["paths"]
     assert {"/api/requests", "/api/requests/{request_id}", "/api/findings", "/api/spans", "/api/health"} <= set(paths)

@@ -122,7 +122,7 @@ def test_findings_are_narrowed_down_by_everything_that_the_page_offers(api: Trac
     (finding,) = found(api, engine="narrow-engine")
     assert finding["model"] == ""  # the recorder of the tests names none
     assert found(api, connector="Narrow", rule="stale-lookup", severity="crash", **WINDOW) == [finding]
-    for other in ({"connector": "Wide"}, {"rule": "full-hit"}, {"severity": "leak"}, {"model": "opt"}):
+    for other in ({"connector": "Wide"}, {"rule": "no-token-left"}, {"severity": "leak"}, {"model": "opt"}):
         assert found(api, engine="narrow-engine", **other) == []
     assert found(api, engine="narrow-engine", since_ns=WINDOW["until_ns"]) == []
     assert found(api, engine="narrow-engine", until_ns=WINDOW["since_ns"]) == []

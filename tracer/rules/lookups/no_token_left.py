@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.contract import NOTHING_TO_RUN, breach
 from kvtrail.tracer.events.events import Lookup
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import RequestRule
 
 
-class FullHit(RequestRule[Lookup]):
-    id = "full-hit"
+class NoTokenLeft(RequestRule[Lookup]):
+    id = "no-token-left"
     needs_history = False
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
@@ -22,6 +20,3 @@ class FullHit(RequestRule[Lookup]):
             return OK if broken is None else None
         numbers = {"total": event.total, "computed": event.computed, "returned": answer}
         return Drift(numbers, [event], healed=event.refused is not None)
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        return {"at_most": finding.numbers["total"] - 1}

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-from typing import Any
-
 from kvtrail.tracer.events.events import Stats
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import RequestRule
 
 
-class Statistics(RequestRule[Stats]):
-    id = "statistics"
+class StatsMismatch(RequestRule[Stats]):
+    id = "stats-mismatch"
     needs_history = False
 
     def judge(self, event: Stats, account: Account) -> Judgement:
@@ -17,10 +15,6 @@ class Statistics(RequestRule[Stats]):
         if broken is None:
             return OK if event.reported is not None else None
         return Drift({**event.numbers(), "broken": broken}, [event])
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        counts = {name: count for name, count in finding.numbers.items() if name != "broken"}
-        return {"counts": ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())}
 
 
 def _broken(event: Stats, account: Account) -> str | None:

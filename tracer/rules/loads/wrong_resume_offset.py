@@ -7,8 +7,8 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import RequestRule
 
 
-class ResumePoint(RequestRule[Schedule]):
-    id = "resume-point"
+class WrongResumeOffset(RequestRule[Schedule]):
+    id = "wrong-resume-offset"
 
     def judge(self, event: Schedule, account: Account) -> Judgement:
         evidence = account.evidence

@@ -1,4 +1,4 @@
-"""The documentation of the rules, made of their pages: docs/rules.md, and the rules' table in docs/runbooks.md."""
+"""The pages of docs that are made of the rules' pages: docs/rules.md, and the rules' table in docs/runbooks.md."""
 
 from __future__ import annotations
 
@@ -25,18 +25,10 @@ _HEAD = (
 )
 
 
-def section(rule: str) -> str:
-    """The part of docs/rules.md about a rule."""
-    page = pages.page(rule)
-    about = f"Severity: {', or '.join(page.severities)}. Level: `{page.level}`. Known by {page.known_by}."
-    about += f" Several [groups](concepts.md#kv-cache-groups): {page.groups}."
-    return f"## `{rule}`\n\n{about}\n\n{page.title}.\n\n{page.invariant}\n\nUsually: {page.advice}\n"
-
-
 def rules_page() -> str:
     """docs/rules.md, as far as it is made of the pages: each rule with its runbook."""
-    runbooks = {rule: _LINK.sub(_link, page.runbook) for rule, page in pages.every().items()}
-    return "\n".join([_HEAD, *(f"{section(rule)}\n{runbook}\n" for rule, runbook in runbooks.items())])
+    sections = (f"{page.section(rule)}\n{_LINK.sub(_link, page.runbook)}\n" for rule, page in pages.every().items())
+    return "\n".join([_HEAD, *sections])
 
 
 def runbook_table() -> str:

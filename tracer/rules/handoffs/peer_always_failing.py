@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Alloc, Received
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement
+from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import PairRule
 
 LEAST = 8
@@ -50,8 +50,8 @@ class FailingPeers:
             self._by_peer.pop(peer, None)
 
 
-class DeadPair(PairRule[Received]):
-    id = "dead-pair"
+class PeerAlwaysFailing(PairRule[Received]):
+    id = "peer-always-failing"
 
     State = FailingPeers
 
@@ -67,18 +67,6 @@ class DeadPair(PairRule[Received]):
             return None
         numbers = {"peer": peer, "failed": row.failures, "gone": engine.handoffs.is_gone(event)}
         return Drift(numbers, [row.first, event])
-
-    def template(self, finding: Finding) -> str:
-        text = (
-            "The load of this request from engine {peer} has failed at {1}, and so have those before it, the first at {0}:"
-            " {failed} in a row, and each began after the last had failed."
-        )
-        return text + (" That engine {gone} since." if finding.numbers["gone"] else "")
-
-    def values(self, finding: Finding) -> dict[str, Any]:
-        return {
-            "gone": {"restarted": "was started again", "shut down": "has shut down"}.get(finding.numbers["gone"], "")
-        }
 
 
 def _load_from_peer(event: Received, engine: Engine) -> tuple[Alloc, str] | None:
