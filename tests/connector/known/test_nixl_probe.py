@@ -176,13 +176,3 @@ class WorkerBefore031:
         done = self._get_new_notifs()
         done |= self.expired
         return done, set()
-
-
-def test_an_expired_lease_is_recorded_before_vllm_0_31_too() -> None:
-    probe, worker = NixlProbe(), WorkerBefore031()
-    probe._note_expired_in_place(worker)
-    assert worker.get_finished() == ({"read by all", "never read"}, set())
-    assert probe.reported(SimpleNamespace(), None) == [ProbeEvent.of(Kind.FREE, "never read", lease_expired=True)]
-    worker.expired = set()
-    worker.get_finished()
-    assert probe.reported(SimpleNamespace(), None) == ()
