@@ -14,7 +14,6 @@ from faulty_pairs import DECODE, PREFILL, PlayedPair, Request, paired, play_pair
 
 from kvtrail.connector.known.nixl.probe import NixlProbe
 from kvtrail.connector.known.nixl.stand_in.network import Fails, Schedule
-from kvtrail.connector.known.probe import ProbeEvent
 from kvtrail.connector.registration import configuration
 from kvtrail.tracer.events.events import Alloc, Lease, Notification, Read, Xfer, XferState
 from kvtrail.tracer.events.semconv import Kind
