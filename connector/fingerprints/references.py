@@ -18,7 +18,7 @@ HASHES = 1 << 18
 CONTENTS = 8
 """Fingerprints of a hash."""
 ORIGINS = 1 << 16
-"""Blocks whose content can be named where it is found under another hash: the latest ones."""
+"""Contents that can be named where they are found under another hash: the latest ones."""
 DROPPED = 1024
 """Entries of a full table that are dropped at once."""
 _GROUP = 0x9E3779B97F4A7C15
@@ -49,7 +49,7 @@ class References:
         self._contaminated: dict[int, tuple[int, ...]] = {}
         """Those that were computed after a mismatch."""
         self._origins: dict[int, tuple[int, str | None, int, int]] = {}
-        """Where contents were computed last, by their upper bits: under which key, by which request (None after a mismatch),
+        """Where contents were computed first, by their upper bits: under which key, by which request (None after a mismatch),
         as which block of it, and in which KV cache group."""
         self._computes_zeros = self.is_exact = False
 
@@ -75,9 +75,9 @@ class References:
             if len(self._right) > HASHES:
                 for forgotten in _drop_oldest(self._right):
                     self._incomplete.add(forgotten)
-        self._origins[content >> OWN_BITS] = key, request_id, number, group
-        if len(self._origins) > ORIGINS:
-            _drop_oldest(self._origins)
+            self._origins[content >> OWN_BITS] = key, request_id, number, group
+            if len(self._origins) > ORIGINS:
+                _drop_oldest(self._origins)
         if not content:
             self._computes_zeros = True
 
