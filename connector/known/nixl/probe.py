@@ -20,8 +20,6 @@ HEARTBEAT, REGISTRATION = b"HB:", b"PUSH_REG:"
 """How the messages begin that say nothing of a transfer; the others are `REQUEST:EXPECTED`."""
 MAX_ENGINES = 256
 """Other engines with which a handshake is followed."""
-MAX_HEARTBEATS = 4096
-"""Requests with a recorded heartbeat; beyond that the oldest may be recorded again."""
 
 
 class NixlProbe(Probe):
@@ -32,8 +30,6 @@ class NixlProbe(Probe):
 
     def __init__(self) -> None:
         self._messages = Messages()
-        self._waiting: BoundedDict[tuple[str, str], bool] = BoundedDict(MAX_HEARTBEATS)
-        """Requests with a recorded heartbeat, by direction and id."""
         self._handshakes: BoundedDict[str, Any] = BoundedDict(MAX_ENGINES)
         """The last handshake with each engine that was under way."""
         self._sending = local()
@@ -49,7 +45,6 @@ class NixlProbe(Probe):
         Transfers(worker, self._messages.note, self._unsent)
         watch(worker, "_reap_expired_send_leases", partial(self._note_expired, worker))
         after(worker, "_handle_heartbeat", partial(self._note_extended, worker))
-        after(worker, "_send_heartbeats", partial(self._note_waiting, worker))
         after(worker, "_do_send_reg_notif", partial(self._note_registration, worker))
         after(worker, "_ensure_handshake", self._note_handshake)
 
@@ -123,23 +118,12 @@ class NixlProbe(Probe):
 
         pending.add_done_callback(over)
 
-    def _note_waiting(self, worker: Any, _: Any, metadata: Any) -> None:
-        """The first heartbeat of each request; the other engine records the extensions."""
-        for engine, waiting in metadata.heartbeat_by_engine.items():
-            if engine in worker._remote_agents:
-                for request_id in sorted(waiting.req_ids):
-                    if self._is_first(Direction.SENT, request_id):
-                        self._notice(None, Notice.HEARTBEAT, Direction.SENT, peer=engine, peer_request=request_id)
-
     def _note_extended(self, worker: Any, _: Any, payload: str) -> None:
-        """A heartbeat of an engine that is to read names the requests that it waits for. Of what is not kept, or not any
-        more, the first is recorded."""
+        """A heartbeat of an engine that is to read names the requests that it waits for."""
         lease_s = round(worker._lease_extension)
         for each in payload.split(","):
             if each in worker._reqs_to_send:
                 self._messages.note(Kind.LEASE, each, lease_s=lease_s)
-            elif self._is_first(Direction.RECEIVED, each):
-                self._notice(each, Notice.HEARTBEAT, Direction.RECEIVED)
 
     def _note_expired(self, worker: Any, done: set[str], *_: Any) -> End | None:
         """What `_reap_expired_send_leases` adds to the requests that are done is given up without all of its readers."""
@@ -152,12 +136,6 @@ class NixlProbe(Probe):
                 self._messages.note(Kind.FREE, each, lease_expired=True)
 
         return reaped
-
-    def _is_first(self, direction: Direction, request_id: str) -> bool:
-        key = (direction.value, request_id)
-        known = key in self._waiting
-        self._waiting[key] = True
-        return not known
 
     def _notice(self, request_id: str | None, what: Notice, direction: Direction, **values: Any) -> None:
         self._messages.note(Kind.NOTIFICATION, request_id, **notification(what, direction, **values))

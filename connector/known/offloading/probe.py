@@ -65,10 +65,10 @@ class OffloadingProbe(Probe):
 
     def chunk_size(self, connector: Any) -> int | None:
         """Only where chunks are seen, too: in a store in host memory alone."""
-        return None if _held(connector) is None else _tokens_per_chunk(connector) or _in_all_groups(connector)
+        return None if _held(connector) is None else _tokens_per_chunk(connector)
 
     def contents(self, connector: Any) -> StoreContents | None:
-        if self._contents is None and _held(connector) is not None and _in_all_groups(connector) is not None:
+        if self._contents is None and self.chunk_size(connector) is not None and len(_groups(connector)) > 1:
             self._contents = Contents(connector.connector_scheduler.manager, lambda: _held(connector))
         return self._contents
 
@@ -79,7 +79,7 @@ class OffloadingProbe(Probe):
     def groups(self, connector: Any, request: Any, computed: int, claimed: int) -> Sequence[GroupHit]:
         scheduler, held = connector.connector_scheduler, _held(connector)
         status = scheduler._req_status.get(request.request_id)
-        configs = getattr(scheduler.config, "kv_group_configs", ())
+        configs = _groups(connector)
         if held is None or status is None or len(configs) < 2 or getattr(status, "partial_tail_boundary", None):
             return ()  # a boundary within a block has keys of its own
         return [
@@ -101,7 +101,7 @@ class OffloadingProbe(Probe):
             return None
         size = connector._vllm_config.cache_config.block_size
         scheduler = None if self.chunk_size(connector) is None else connector.connector_scheduler
-        groups = getattr(connector.connector_scheduler.config, "kv_group_configs", ())
+        groups = _groups(connector)
         planned = partial(_planned_in_groups, connector.connector_scheduler, groups)
         if len(groups) < 2:
             planned = partial(_planned, scheduler, size)
@@ -133,7 +133,8 @@ class OffloadingProbe(Probe):
     def _follow(self, connector: Any) -> None:
         """Note what leaves the store: the calls of its manager say it."""
         self._follows = manager = connector.connector_scheduler.manager
-        if (tokens := _tokens_per_chunk(connector)) is None:
+        tokens = _tokens_per_chunk(connector)
+        if tokens is None or len(_groups(connector)) > 1:
             return
         if (host := getattr(manager, "primary_tier", None)) is not None:
             self._follow_tiers(manager, host, tokens)
@@ -203,18 +204,16 @@ class OffloadingProbe(Probe):
         ]
 
 
+def _groups(connector: Any) -> Sequence[Any]:
+    """How the KV cache groups are configured."""
+    groups: Sequence[Any] = getattr(getattr(connector.connector_scheduler, "config", None), "kv_group_configs", ())
+    return groups
+
+
 def _tokens_per_chunk(connector: Any) -> int | None:
-    """Tokens of a chunk, with one KV cache group."""
-    groups: Sequence[Any] = getattr(getattr(connector.connector_scheduler, "config", None), "kv_group_configs", ())
-    size: int | None = getattr(groups[0], "tokens_per_chunk", None) if len(groups) == 1 else None
-    return size
-
-
-def _in_all_groups(connector: Any) -> int | None:
-    """Tokens of a chunk, where several KV cache groups have chunks of one size."""
-    groups: Sequence[Any] = getattr(getattr(connector.connector_scheduler, "config", None), "kv_group_configs", ())
-    sizes = {getattr(group, "tokens_per_chunk", None) for group in groups}
-    return sizes.pop() if len(sizes) == 1 and len(groups) > 1 else None
+    """Tokens of a chunk, where those of all KV cache groups have one size."""
+    sizes = {getattr(group, "tokens_per_chunk", None) for group in _groups(connector)}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _held(connector: Any) -> Mapping[bytes, Any] | None:

@@ -15,7 +15,7 @@ from faulty_pairs import DECODE, PREFILL, PlayedPair, Request, paired, play_pair
 from kvtrail.connector.known.nixl.probe import NixlProbe
 from kvtrail.connector.known.nixl.stand_in.network import Fails, Schedule
 from kvtrail.connector.registration import configuration
-from kvtrail.tracer.events.events import Alloc, Lease, Notification, Read, Xfer, XferState
+from kvtrail.tracer.events.events import Alloc, Notification, Read, Xfer, XferState
 from kvtrail.tracer.events.semconv import Kind
 
 PULL, PUSH = "NixlPullConnector", "NixlPushConnector"
@@ -121,16 +121,6 @@ def test_a_handshake_that_fails_is_recorded_with_its_reason() -> None:
     assert handshake.reason.startswith("Again:"), "there is no answer"
     (failed,) = xfers(pair, DECODE)
     assert (failed.xfer_state, failed.reason) == ("failed", "no handshake")
-
-
-def test_the_first_heartbeat_of_a_request_is_recorded() -> None:
-    waits = Request("waits", (("waits", 200),), max_tokens=2)
-    slow = Schedule(seed=1, transfer_ticks=200)
-    pair = play_pair(paired(requests=(waits,), tick_s=0.5, network=slow), configuration(PULL, {}))
-    (sent,) = [event for event in notifications(pair, DECODE) if event.notification == "heartbeat"]
-    leases = [event for event in pair.recorded[PREFILL] if isinstance(event, Lease)]
-    assert {sent.peer_request} == {event.request for event in leases}
-    assert len(leases) > 1, "there were several"
 
 
 @pytest.mark.parametrize(
