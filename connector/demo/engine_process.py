@@ -48,8 +48,8 @@ def serve(
     folder: Path,
     connector: Mapping[str, Any] | None,
     hybrid: bool,
-    step_tokens: int | None = None,
     metrics_port: int = 0,
+    **overrides: Any,
 ) -> None:
     """Run until `END`, or until nobody can ask any more.
 
@@ -57,20 +57,14 @@ def serve(
         folder: for the model.
         connector: the `kv_transfer_config`; None for an engine without any.
         hybrid: half of the model's layers have a sliding window.
-        step_tokens: vLLM's `max_num_batched_tokens`, if that is not the model's own.
         metrics_port: serve vLLM's own metrics there, as `vllm serve` does; 0 does not serve them.
+        overrides: arguments of vLLM's engine.
     """
-    import torch
-
     from kvtrail.connector.recording.recorder import recorders
     from kvtrail.connector.simulate import tiny_hybrid, tiny_model
 
-    if connector is not None and connector["kv_connector"] == "MooncakeConnector":
-        torch.accelerator.current_device_index = lambda: 0  # it asks for the number of its GPU
     options: dict[str, Any] = {"write": tiny_hybrid.write, **tiny_hybrid.OPTIONS} if hybrid else {}
-    if step_tokens is not None:
-        options["max_num_batched_tokens"] = step_tokens
-    llm = tiny_model.build(folder, connector, disable_log_stats=not metrics_port, **options)
+    llm = tiny_model.build(folder, connector, disable_log_stats=not metrics_port, **options | overrides)
     if metrics_port:
         from prometheus_client import start_http_server  # a dependency of vLLM, which counts in its registry
 
@@ -93,7 +87,6 @@ class _Served:
         self._scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         self._ids: dict[str, tuple[int, str]] = {}
         """By the external id of a request, the number of the question, and vLLM's id."""
-        self._to_abort: dict[str, int] = {}
 
     def run(self) -> None:
         while True:
@@ -102,21 +95,10 @@ class _Served:
                 if method == END:
                     return
                 getattr(self, method)(*arguments)
-            self._abort_those_due()
             for output in self._engine.step():
                 if output.finished:
                     (of,) = output.outputs
                     self._answer(output.request_id, tuple(of.token_ids), of.finish_reason, output.kv_transfer_params)
-
-    def _abort_those_due(self) -> None:
-        """Before each step."""
-        for external_id, steps in list(self._to_abort.items()):
-            if steps > 0:
-                self._to_abort[external_id] = steps - 1
-                continue
-            del self._to_abort[external_id]
-            self._engine.abort_request([external_id])
-            self._answer(external_id, (), "abort")
 
     def _answer(
         self, external_id: str, tokens: tuple[int, ...], reason: str | None, params: Mapping[str, Any] | None = None
@@ -131,14 +113,12 @@ class _Served:
         prompt: Sequence[int],
         max_tokens: int,
         params: Mapping[str, Any] | None,
-        aborted_after: int | None,
     ) -> None:
         """Run a request; the answer is an `Answer`, when it has ended.
 
         Args:
             external_id: what vLLM has as the id that the client chose.
             params: its `kv_transfer_params`.
-            aborted_after: abort it after this many steps of the engine; None lets it end by itself.
         """
         from vllm import SamplingParams
 
@@ -148,8 +128,6 @@ class _Served:
         )
         engine_id = self._engine.add_request(external_id, {"prompt_token_ids": list(prompt)}, sampling)
         self._ids[external_id] = number, engine_id
-        if aborted_after is not None:
-            self._to_abort[external_id] = aborted_after
 
     def run_all(self, number: int, jobs: Sequence[DemoRequest]) -> None:
         """Run requests to their ends, each from its step on, in an engine that runs no others. It answers with how many have

@@ -50,7 +50,11 @@ class EngineDied(RuntimeError):
 
 
 class AskedEngine:
-    """An engine's process, `engine_process`, asked over a connection."""
+    """An engine's process, `engine_process`, asked over a connection.
+
+    Attributes:
+        ready: ends when it takes requests.
+    """
 
     def __init__(self, name: str, connection: Connection, log: Path) -> None:
         """`log` is the file to which the process writes."""
@@ -61,28 +65,12 @@ class AskedEngine:
         self._numbers = count(READY)
         self._awaited: dict[int, tuple[Future[Any], Callable[[Any], object]]] = {}
         """By the number of a question: its answer, and what gets those before the last one."""
-        _, self._ready = self._expected()
+        _, self.ready = self._expected()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def wait_until_ready(self) -> None:
-        self._ready.result(SLOW_S)
-
-    def ask(
-        self,
-        job: DemoRequest,
-        params: Mapping[str, Any] | None = None,
-        *,
-        aborted_after: int | None = None,
-        external_id: str = "",
-    ) -> Future[Answer]:
-        """Send it a request; the answer raises EngineDied if the engine dies.
-
-        Args:
-            params: the `kv_transfer_params`.
-            aborted_after: after this many steps its client goes away.
-            external_id: the id that its client chose, if that is not the job's.
-        """
-        return self._asked("ask", external_id or job.id, job.prompt, job.max_tokens, params, aborted_after)
+    def ask(self, job: DemoRequest, params: Mapping[str, Any] | None = None) -> Future[Answer]:
+        """Send it a request with these `kv_transfer_params`; the answer raises EngineDied if the engine dies."""
+        return self._asked("ask", job.id, job.prompt, job.max_tokens, params)
 
     def run_all(
         self, jobs: Sequence[DemoRequest], on_progress: Callable[[int], object] = lambda done: None
@@ -136,10 +124,9 @@ class AskedEngine:
                 answer.set_exception(EngineDied(f"{self.name}: {self.log.read_text(errors='replace')[-3000:]}"))
 
 
-def prefilled(engine: AskedEngine, job: DemoRequest, external_id: str = "") -> Mapping[str, Any]:
+def prefilled(engine: AskedEngine, job: DemoRequest) -> Mapping[str, Any]:
     """Have a request prefilled; the params for the engine that decodes it."""
-    one_token = replace(job, max_tokens=1)
-    params = engine.ask(one_token, ASKED_TO_PREFILL, external_id=external_id).result(SLOW_S).params
+    params = engine.ask(replace(job, max_tokens=1), ASKED_TO_PREFILL).result(SLOW_S).params
     assert params is not None, f"{job.id} was not handed over"
     return params
 

@@ -39,7 +39,7 @@ def test_an_engine_answers_over_its_pipe_and_ends(tmp_path: Path) -> None:
         )  # fmt: skip
         theirs.close()
         engine = AskedEngine(ALONE, ours, child.log)
-        engine.wait_until_ready()
+        engine.ready.result()
         job = DemoRequest("job", tuple(range(3, 103)), 8)
         one, other = engine.ask(job), engine.ask(replace(job, id="other"))
         assert len(one.result().tokens) == 8
