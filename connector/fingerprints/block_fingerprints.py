@@ -2,7 +2,7 @@
 
 Twelve words are at places that all blocks have in common, spread over layers and tokens: six groups of two, 8 bits each.
 Another block's content, a shift, zeros or an older content changes nearly all groups. Four words are at places drawn from the
-block's hash, 16 bits in all: what is wrong in one part of every block shows in some of them. In their place, the sum of all
+block's hash: what is wrong in one part of every block shows in some of them. In their place, the sum of all
 bytes may be read.
 
 Where engines of different tensor-parallel sizes hand over to each other, the places that all blocks have in common lie in a
@@ -32,7 +32,7 @@ POOL = 4096
 MAX_STORAGES = 8
 """Pieces of memory that are read, where each layer has one of its own."""
 _MIX, _SHIFT, _SPREAD = np.uint64(MIX), np.uint64(SHIFT), np.uint64(0x9E3779B97F4A7C15)
-_GROUP_SHIFTS = np.arange(OWN_BITS, 64, 8, dtype=np.uint64)
+_GROUP_SHIFTS = np.arange(0, 8 * GROUPS, 8, dtype=np.uint64)
 _DRAWN_SHIFTS = np.arange(64 - 12, 64 - 12 * (DRAWN + 1), -12).astype(np.uint64)
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -134,8 +134,8 @@ class BlockFingerprints:
         own = _mixed(mixed[:, COMMON:].sum(1))
         if self._all is not None:
             own = np.concatenate([reading.arrays()[-1] for reading in readings]).view(np.uint64)
-        values: list[int] = ((groups << _GROUP_SHIFTS).sum(1) + (own >> np.uint64(64 - OWN_BITS))).tolist()
-        return values
+        upper = (groups << _GROUP_SHIFTS).sum(1)
+        return [one << OWN_BITS | other for one, other in zip(upper.tolist(), own.tolist(), strict=True)]
 
     def _gather(self, storage: int, index: Array) -> Any:
         if self._arrays:

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from kvtrail.connector.fingerprints.fingerprint import MIX
+from kvtrail.connector.fingerprints.fingerprint import MIX, UNREPORTED_BITS
 
 if TYPE_CHECKING:
     from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
@@ -86,7 +86,8 @@ class BlockChecksums:
         writes to them any more, or yet."""
         with nullcontext() if self._stream is None else self._stream:
             contents = self._fingerprints.values([self._fingerprints.read(blocks, numbers)])
-        return tuple((each ^ (each >> 48)) * MIX >> 48 & 0xFFFF for each in contents)
+        reported = [each >> UNREPORTED_BITS for each in contents]
+        return tuple((each ^ (each >> 48)) * MIX >> 48 & 0xFFFF for each in reported)
 
 
 _by_engine: WeakValueDictionary[str, BlockChecksums] = WeakValueDictionary()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from kvtrail.connector.fingerprints.fingerprint import ROW
+from kvtrail.connector.fingerprints.fingerprint import ROW, UNREPORTED_BITS
 from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED, Check
 from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import DRIFT, EARLY, ROT, UNKNOWN, CheckResult, Holds, Match, Results
@@ -248,7 +248,8 @@ class Judge:
     # What is reported for other engines.
 
     def _row(self, check: Check, block: ReadBlock) -> bytes:
-        return ROW.pack(block.hash, block.content, self._references.first_token(check.group, block.number))
+        token = self._references.first_token(check.group, block.number)
+        return ROW.pack(block.hash, block.content >> UNREPORTED_BITS, token)
 
     # What is known of requests and blocks.
 

@@ -26,7 +26,7 @@ _ALL = (1 << 64) - 1
 
 
 class References:
-    """What one rank's blocks hold, by hash. Hashes and contents, which are fingerprints, are unsigned numbers of 64 bits.
+    """What one rank's blocks hold, by hash. Hashes are unsigned numbers of 64 bits, contents are fingerprints.
 
     Nothing is a mismatch for not being what was computed until a load has brought just that: a store may lose precision. What
     is left out, because there is no room or because nobody could know, makes its hash incomplete: nothing is a mismatch

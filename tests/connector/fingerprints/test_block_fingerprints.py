@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvtrail.connector.fingerprints.block_fingerprints import COMMON, DRAWN, BlockFingerprints
-from kvtrail.connector.fingerprints.fingerprint import equal_groups
+from kvtrail.connector.fingerprints.fingerprint import OWN_BITS, equal_groups
 
 BLOCKS, TOKENS, LAYERS = 12, 16, 24
 Caches = dict[str, torch.Tensor]
@@ -58,7 +58,9 @@ def test_whole_blocks_differ_in_nearly_every_group_and_the_same_block_in_none(la
     shifted = read(made, [*blocks[1:], 0], of)
     for before, after in zip(first, shifted, strict=True):
         assert equal_groups(before, after) <= 2
-    assert all(read(made, blocks, of[::-1].copy())[n] >> 16 == first[n] >> 16 for n in blocks), "common to all hashes"
+    assert all(read(made, blocks, of[::-1].copy())[n] >> OWN_BITS == first[n] >> OWN_BITS for n in blocks), (
+        "common to all hashes"
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -101,7 +103,7 @@ def test_a_ranks_first_head_has_the_same_groups_whatever_the_tensor_parallel_siz
             {name: cache.contiguous() for name, cache in caches.items()}, BLOCKS, TOKENS, heads=heads.shape[2]
         )
         assert made.of_first_head
-        return [each >> 16 for each in read(made, [*range(BLOCKS)], hashes(BLOCKS))]
+        return [each >> OWN_BITS for each in read(made, [*range(BLOCKS)], hashes(BLOCKS))]
 
     whole = noise(3, BLOCKS, 8, TOKENS, 64)
     sizes = [whole[:, :, first : first + 8 // size] for first in range(0, 8, 8 // size)]

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from kvtrail.connector.fingerprints import references
+from kvtrail.connector.fingerprints.fingerprint import UNREPORTED_BITS
 from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import Match, Origin
 
@@ -24,11 +25,11 @@ def known(*, own: bool = True, exact: bool = True) -> References:
 
 def learn(made: References, contents: dict[int, int], of: str = "r-1") -> None:
     for number, (hash_, content) in enumerate(contents.items()):
-        made.add(0, hash_, content, of, number)
+        made.add(0, hash_, content << UNREPORTED_BITS, of, number)
 
 
 def judge(made: References, hash_: int, content: int, *, is_whole: bool = True) -> Match:
-    return made.match(0, hash_ * WIDE, content, is_whole=is_whole)
+    return made.match(0, hash_ * WIDE, content << UNREPORTED_BITS, is_whole=is_whole)
 
 
 def test_what_is_not_what_was_computed_is_wrong_and_named() -> None:
@@ -38,7 +39,7 @@ def test_what_is_not_what_was_computed_is_wrong_and_named() -> None:
     assert judge(made, 11, 0) == "zeros"
     assert judge(made, 11, 0xC1C2C3C4C5C60000) == "unknown"
     assert judge(made, 13, 0xC1C2C3C4C5C60000) is None, "nothing is known of this hash"
-    made.add_contaminated(0, 12 * WIDE, 0xD1D2D3D4D5D60000)
+    made.add_contaminated(0, 12 * WIDE, 0xD1D2D3D4D5D60000 << UNREPORTED_BITS)
     assert judge(made, 12, 0xD1D2D3D4D5D60000) == "poison"
     learn(made, {12 * WIDE: 0xD1D2D3D4D5D60000})
     assert judge(made, 12, 0xD1D2D3D4D5D60000) is True, "it was computed rightly, too"
@@ -92,10 +93,10 @@ def test_what_is_forgotten_is_unknown_even_when_it_is_computed_again(monkeypatch
     for some in ([*contents.items()][:100], [*contents.items()][100:]):
         learn(made, dict(some))
     assert 28 <= len(made) <= 32
-    verdicts = [made.match(0, hash_, content, is_whole=True) for hash_, content in contents.items()]
+    verdicts = [made.match(0, hash_, content << UNREPORTED_BITS, is_whole=True) for hash_, content in contents.items()]
     assert {*verdicts} == {True, None}
     learn(made, {hash_: content ^ 1 for hash_, content in [*contents.items()][:100]})
-    again = [made.match(0, hash_, content, is_whole=True) for hash_, content in contents.items()]
+    again = [made.match(0, hash_, content << UNREPORTED_BITS, is_whole=True) for hash_, content in contents.items()]
     assert {*again} <= {True, None}, "they were right once"
 
 
