@@ -66,6 +66,7 @@ def test_a_block_with_another_last_token_is_right_in_part() -> None:
     """All bytes count in the lowest bits alone, and these are no other block's either."""
     made = known()
     assert judge(made, 11, 0xA1A2A3A4A5A6FFFF) == "unknown"
+    assert made.match(0, 11 * WIDE, (0xA1A2A3A4A5A60000 << UNREPORTED_BITS) + 1, is_whole=True) == "unknown", "a bit"
     assert judge(made, 11, 0xA1A2A3A4A5A6FFFF, is_whole=False) is True
 
 
