@@ -171,7 +171,7 @@ class Reading:
         """All of them, in order."""
         if self._copied is not None:
             self._copied.synchronize()
-        return [part if isinstance(part, np.ndarray) else part.numpy() for part in self._parts]
+        return [part if isinstance(part, np.ndarray) else part.cpu().numpy() for part in self._parts]
 
     def words(self) -> Array:
         """Of each block, uint64."""
