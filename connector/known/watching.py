@@ -22,8 +22,10 @@ def _left_out(error: Exception) -> None:
 class _Call:
     """One call of a method, as a context that ends with it."""
 
-    def __init__(self, begin: Callable[..., End | None], failed: Failed, *arguments: Any, **named: Any) -> None:
-        self.result, self._failed, self._end = None, failed, None
+    def __init__(self, begin: Callable[..., End | None], failed: Failed, /, *arguments: Any, **named: Any) -> None:
+        self.result: Any = None
+        self._failed = failed
+        self._end: End | None = None
         try:
             self._end = begin(*arguments, **named)
         except Exception as error:

@@ -80,10 +80,11 @@ class Served(engine_process._Served):
 
         self._engine.step = stepped
 
-    def ask(self, number: int, external_id: str, *arguments: Any) -> None:
-        """The last argument says after how many steps the client goes away, if it does."""
-        *arguments, aborted_after = arguments  # type: ignore[assignment]
-        super().ask(number, external_id, *arguments)
+    def ask(  # type: ignore[override]  # it is asked for more
+        self, number: int, external_id: str, prompt: Any, max_tokens: int, params: Any, aborted_after: int | None
+    ) -> None:
+        """`aborted_after`: the client goes away after this many steps."""
+        super().ask(number, external_id, prompt, max_tokens, params)
         if aborted_after is not None:
             self._to_abort[external_id] = aborted_after
 
