@@ -15,12 +15,10 @@ import time
 from collections.abc import Callable
 from itertools import product
 
-import numpy as np
 import torch
 from rounds import print_ratio
 
-from kvtrail.connector.fingerprints.all_bytes import AllBytes
-from kvtrail.connector.fingerprints.some_bytes import SomeBytes
+from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
 
 CACHE_MIB = 1024
 """Of all layers: no processor's cache holds what a step reads."""
@@ -39,12 +37,12 @@ def measure(block_kib: int, blocks: int, layers: int, rounds: int, device: str, 
     count, numbers = max(CACHE_MIB // (layers * block_kib) * 1024, 2 * blocks), block_kib * 1024 // 2  # of 16 bits
     sizes = (2, count, numbers // 2) if shape == "split" else (count, numbers)
     caches = {f"layer {n}": torch.randn(sizes, device=device).to(torch.bfloat16) for n in range(layers)}
-    made = AllBytes(SomeBytes(caches, count, 0), caches)
+    made = BlockFingerprints(caches, count, 0, all_bytes=True)
     chosen = random.Random(0)
     plain = [torch.empty(blocks * numbers, dtype=torch.bfloat16, device=device) for _ in caches]
 
     def look() -> None:
-        made.values([made.read(chosen.sample(range(count), blocks), np.arange(blocks, dtype=np.uint64))])
+        made.values([made.read(chosen.sample(range(count), blocks), range(blocks))])
 
     def copy() -> None:
         begin = chosen.randrange(count - blocks + 1) * numbers

@@ -67,12 +67,12 @@ class GroupEngine:
         engine.checks._results.report = report
         judge_all = engine.checks._judge.judge_all
 
-        def noting(judge: Any, checks: Any, hashes: Any, contents: Any, **options: Any) -> None:
+        def noting(judge: Any, checks: Any, contents: Any) -> None:
             for check in checks:
                 engine.checked |= {
                     (check.kind, check.group, *each) for each in zip(check.blocks, check.hashes, strict=True)
                 }
-            judge_all(judge, checks, hashes, contents, **options)
+            judge_all(judge, checks, contents)
 
         engine.checks._judge.judge_all = noting  # type: ignore[method-assign]
         engine.checks._readings._on_batch = lambda *read: noting(engine.checks._judge.before_step(), *read)

@@ -131,7 +131,6 @@ def written() -> Iterator[Path]:
             ["fastapi", "uvicorn", "grpc", "sqlite3"],
         ),
         ("import kvtrail.__main__", ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"]),
-        ("import kvtrail.connector.pytest_plugin", ["vllm", "torch", "opentelemetry", "click", "kvtrail.tracer"]),
         ("import kvtrail.connector.simulate.conformance.page", ["vllm", "torch", "streamlit", "fastapi"]),
         (
             "import kvtrail.connector.commands.replay, kvtrail.connector.commands.minimize",

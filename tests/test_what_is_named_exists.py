@@ -19,7 +19,6 @@ from opentelemetry import environment_variables
 from opentelemetry.sdk import environment_variables as sdk_environment_variables
 
 from kvtrail.__main__ import COMMANDS, main
-from kvtrail.connector import pytest_plugin
 from kvtrail.connector.recording import request_names
 from kvtrail.connector.registration import TRACE
 from kvtrail.connector.settings import Settings
@@ -60,14 +59,6 @@ def options(name: str) -> frozenset[str]:
         "--help",
         "--version",
     }
-
-
-@cache
-def plugin_options() -> frozenset[str]:
-    """Those that kvtrail adds to pytest."""
-    parser = pytest.Parser(_ispytest=True)
-    pytest_plugin.pytest_addoption(parser)
-    return frozenset(name for option in parser.getgroup("kvtrail").options for name in option.names())
 
 
 @cache
@@ -153,7 +144,7 @@ def test_alerts_name_what_an_engine_or_a_sidecar_takes() -> None:
 
 
 def test_pages_name_options_that_some_command_has() -> None:
-    every = plugin_options().union(*(options(name) for name in COMMANDS))
+    every = frozenset[str]().union(*(options(name) for name in COMMANDS))
     for page in PAGES:
         for paragraph in paragraphs(page):
             assert not wrong_options(paragraph, here=every), (page.name, paragraph)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvtrail.connector.commands.interrupts import interrupts
 from kvtrail.tracer.model.words import some
 from kvtrail.tracer.reports import terminal
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from kvtrail.connector.simulate.check.session import Checked
 
 OnProgress = Callable[["Checked", str], None]
@@ -47,7 +48,7 @@ def watched(session: Callable[[OnProgress], Checked], *, steps: int | None) -> t
     came: list[int] = []
     of = "" if steps is None else f" of {steps:,}"
     try:
-        with interrupts() as came, terminal.status() as say, _vllm_silent():
+        with _interrupts() as came, terminal.status() as say, _vllm_silent():
 
             def on_progress(checked: Checked, doing: str) -> None:
                 latest[:] = [checked]
@@ -61,6 +62,24 @@ def watched(session: Callable[[OnProgress], Checked], *, steps: int | None) -> t
         if not latest:
             raise
         return latest[0], came[0] if came else signal.SIGINT
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """The signals that came: Ctrl-C, or SIGTERM, as a job's time limit sends it. Each raises KeyboardInterrupt as well, which
+    is lost where Python is in a callback of its own, such as a weak reference's."""
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

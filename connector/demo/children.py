@@ -22,17 +22,18 @@ class Child:
     """A process in a session of its own, so that Ctrl-C reaches only the parent, which ends its children in order."""
 
     def __init__(
-        self, name: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str], piped: bool = False
+        self, name: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str], pass_fds: Sequence[int] = ()
     ) -> None:
-        """`piped`: the parent reads its standard output, which otherwise goes to the log."""
+        """`pass_fds`: file descriptors that it has as well."""
         self.name = name
         self.log = log
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if piped else file,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
                 stderr=file,
+                pass_fds=pass_fds,
                 env=dict(env),
                 start_new_session=True,
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
@@ -55,9 +56,6 @@ class Child:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
 
 
 class Children:
@@ -76,11 +74,11 @@ class Children:
         self._children: list[Child] = []
 
     def start(
-        self, name: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str], piped: bool = False
+        self, name: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str], pass_fds: Sequence[int] = ()
     ) -> Child:
         """Start one; the arguments are those of `Child`. Raises ChildDied if they are stopped."""
         if not self.stopped:
-            child = Child(name, arguments, log=log, env=env, piped=piped)
+            child = Child(name, arguments, log=log, env=env, pass_fds=pass_fds)
             self._children.append(child)
         if self.stopped:
             raise ChildDied(f"the {name} was stopped")

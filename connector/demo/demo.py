@@ -48,7 +48,8 @@ def run(options: Options, children: Children) -> None:
         (options.dashboard_port, "--dashboard-port"),
         (options.metrics_port or 0, "--metrics-port"),  # 0 is always free
     ):
-        _require_free(port, option)
+        if (reason := _taken(port)) is not None:
+            raise DemoError(f"port {port} on 127.0.0.1 is taken ({reason}); choose another with {option}")
     options.folder.mkdir(parents=True, exist_ok=True)
     with (options.folder / "lock").open("w") as lock:
         try:
@@ -105,7 +106,9 @@ def _play(options: Options, engines: Engines, watched: Sequence[Child]) -> None:
         click.echo(SAME_TOKENS)
     if options.bug:
         _report_findings(options)
-    _report_addresses(options)
+    click.echo(f"\nThe dashboard:  {options.page}")
+    click.echo(f"The api:        {options.api}/docs")
+    click.echo(f"The metrics:    {options.api}/metrics")
     if options.metrics_port and death is None:
         click.echo(f"vLLM's metrics: http://127.0.0.1:{options.metrics_port}/metrics")
     if not options.once:
@@ -153,13 +156,6 @@ def _start_servers(options: Options, children: Children) -> list[Child]:
     _wait_for(f"{options.page}/_stcore/health", dashboard)
     click.echo(f"The dashboard is at {options.page}")
     return [tracer, dashboard]
-
-
-def _report_addresses(options: Options) -> None:
-    """Say where to look."""
-    click.echo(f"\nThe dashboard:  {options.page}")
-    click.echo(f"The api:        {options.api}/docs")
-    click.echo(f"The metrics:    {options.api}/metrics")
 
 
 def _summarize(options: Options, wrong: int, served: int) -> None:
@@ -228,11 +224,10 @@ def _report_findings(options: Options) -> None:
     Raises:
         DemoError: nothing was found.
     """
-
     if not (findings := _waited_for(lambda: _asked(options, "findings"))):
         raise DemoError(f"the tracer has no finding: this workload does not bring the bug {options.bug!r} out")
-    for rule, of_rule in _by_rule(findings).items():
-        finding, *others = of_rule
+    for rule in dict.fromkeys(each["rule"] for each in findings):
+        finding, *others = [each for each in findings if each["rule"] == rule]
         times = words.ending(finding["count"])
         click.echo()
         click.secho(_wrapped(f"{rule}, {times}: {finding['title']}"), fg="yellow")
@@ -243,14 +238,6 @@ def _report_findings(options: Options) -> None:
             click.echo(f"  {options.page}/request?id={finding['numbers']['other']} (on the engine that prefilled it)")
         if others:
             click.echo(f"  And {words.some(len(others), 'more finding')} of this rule: {options.page}/findings")
-
-
-def _by_rule(findings: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The findings of each rule, in their order."""
-    by_rule: dict[str, list[dict[str, Any]]] = {}
-    for finding in findings:
-        by_rule.setdefault(finding["rule"], []).append(finding)
-    return by_rule
 
 
 def _death(options: Options, engines: Engines) -> dict[str, Any]:
@@ -311,11 +298,6 @@ def _go_on(watched: Sequence[Child], engines: Engines, *, is_dead: bool) -> None
 def free_port(port: int) -> int:
     """This port, or the next free one, ten further each time: those beside it are other defaults."""
     return next((each for each in range(port, port + 10 * OTHER_PORTS, 10) if _taken(each) is None), port)
-
-
-def _require_free(port: int, option: str) -> None:
-    if (reason := _taken(port)) is not None:
-        raise DemoError(f"port {port} on 127.0.0.1 is taken ({reason}); choose another with {option}")
 
 
 def _taken(port: int) -> str | None:

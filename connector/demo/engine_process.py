@@ -1,20 +1,21 @@
 """An engine in a process of its own: steps vLLM's whole engine and answers over a pipe.
 
-`python -m kvtrail.connector.demo.engine_process` takes the arguments of `serve` as JSON, is asked over its standard input,
-and answers over its standard output.
+`python -m kvtrail.connector.demo.engine_process` takes the arguments of `serve` as JSON, the pipe by its file descriptor.
+
+It is asked with the name of a method of `_Served`, the number of the question, and the arguments. It answers with that
+number, whether this is the last answer to it, and the value.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvtrail.connector.demo.workload import DemoRequest
@@ -22,95 +23,8 @@ if TYPE_CHECKING:
 PAUSE_S = 0.001
 """Between two steps, as vLLM's own loop pauses after a step that computes nothing. An engine that only keeps blocks goes on
 stepping: a step shows whether they were read, or a lease has ended."""
-
-
-class Channel(Protocol):
-    """Both ends of a pipe in both directions, such as a `Connection`."""
-
-    def send(self, message: Any, /) -> None: ...
-
-    def recv(self) -> Any: ...
-
-    def poll(self, timeout: float | None = ..., /) -> bool: ...
-
-
-class Pipes:
-    """A channel of two pipes that each go in one direction, by their file descriptors."""
-
-    def __init__(self, reading: int, writing: int) -> None:
-        self._reading, self._writing = Connection(reading, writable=False), Connection(writing, readable=False)
-        self.send, self.recv, self.poll = self._writing.send, self._reading.recv, self._reading.poll
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Run a request. It is answered with an `Answer` when it has ended.
-
-    Attributes:
-        id: for the answer.
-        external_id: what vLLM has as the id that the client chose.
-        params: its `kv_transfer_params`.
-        aborted_after: abort it after this many steps of the engine; None lets it end by itself.
-    """
-
-    id: str
-    external_id: str
-    prompt: tuple[int, ...]
-    max_tokens: int
-    params: Mapping[str, Any] | None
-    aborted_after: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunAll:
-    """Run requests to their ends, each from its step on, in an engine that runs no others. It is answered with a `Progress`
-    whenever one has ended, and with a `RanAll`."""
-
-    id: str
-    jobs: Sequence[DemoRequest]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """So many requests of a `RunAll` have ended."""
-
-    id: str
-    done: int
-
-
-@dataclass(frozen=True, slots=True)
-class RanAll:
-    """All requests of a `RunAll` have ended: the tokens that each generated, by its id."""
-
-    id: str
-    tokens: Mapping[str, Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Empty vLLM's prefix cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class AskKept:
-    """It is answered with a `Kept`."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Send the end record and end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The engine takes requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """How many ended requests have blocks that the engine keeps."""
-
-    requests: int
+READY, END = 0, "end"
+"""The number under which it says that it takes requests, and the question that ends it: with the end record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +32,11 @@ class Answer:
     """A request has ended.
 
     Attributes:
-        id: as it was asked.
         engine_id: vLLM's own id of the request.
         reason: vLLM's finish reason.
         params: the `kv_transfer_params` that the engine returned.
     """
 
-    id: str
     engine_id: str
     tokens: tuple[int, ...]
     reason: str | None
@@ -132,38 +44,32 @@ class Answer:
 
 
 def serve(
-    connection: Channel,
+    connection: Connection,
     folder: Path,
     connector: Mapping[str, Any] | None,
     hybrid: bool,
-    step_tokens: int | None = None,
     metrics_port: int = 0,
+    **overrides: Any,
 ) -> None:
-    """Run until `End`, or until nobody can ask any more.
+    """Run until `END`, or until nobody can ask any more.
 
     Args:
         folder: for the model.
         connector: the `kv_transfer_config`; None for an engine without any.
         hybrid: half of the model's layers have a sliding window.
-        step_tokens: vLLM's `max_num_batched_tokens`, if that is not the model's own.
         metrics_port: serve vLLM's own metrics there, as `vllm serve` does; 0 does not serve them.
+        overrides: arguments of vLLM's engine.
     """
-    import torch
-
     from kvtrail.connector.recording.recorder import recorders
     from kvtrail.connector.simulate import tiny_hybrid, tiny_model
 
-    if connector is not None and connector["kv_connector"] == "MooncakeConnector":
-        torch.accelerator.current_device_index = lambda: 0  # it asks for the number of its GPU
     options: dict[str, Any] = {"write": tiny_hybrid.write, **tiny_hybrid.OPTIONS} if hybrid else {}
-    if step_tokens is not None:
-        options["max_num_batched_tokens"] = step_tokens
-    llm = tiny_model.build(folder, connector, disable_log_stats=not metrics_port, **options)
+    llm = tiny_model.build(folder, connector, disable_log_stats=not metrics_port, **options | overrides)
     if metrics_port:
         from prometheus_client import start_http_server  # a dependency of vLLM, which counts in its registry
 
         start_http_server(metrics_port, "127.0.0.1")
-    connection.send(Ready())
+    connection.send((READY, True, None))
     with suppress(EOFError):  # whoever asked has ended
         _Served(connection, llm).run()
     for recorder in recorders():
@@ -172,82 +78,85 @@ def serve(
 
 
 class _Served:
-    """The engine, and who asks it. The ids of a request, by the external one, are those for its answer and of vLLM."""
+    """The engine, and who asks it."""
 
-    def __init__(self, connection: Channel, llm: Any) -> None:
+    def __init__(self, connection: Connection, llm: Any) -> None:
         self._connection = connection
         self._llm = llm
         self._engine = llm.llm_engine
         self._scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        self._ids: dict[str, tuple[str, str]] = {}
-        self._to_abort: dict[str, int] = {}
+        self._ids: dict[str, tuple[int, str]] = {}
+        """By the external id of a request, the number of the question, and vLLM's id."""
 
     def run(self) -> None:
         while True:
             while self._connection.poll(PAUSE_S if self._scheduler.has_requests() else None):
-                asked = self._connection.recv()
-                if isinstance(asked, End):
+                method, *arguments = self._connection.recv()
+                if method == END:
                     return
-                self._obey(asked)
-            self._abort_those_due()
+                getattr(self, method)(*arguments)
             for output in self._engine.step():
                 if output.finished:
                     (of,) = output.outputs
                     self._answer(output.request_id, tuple(of.token_ids), of.finish_reason, output.kv_transfer_params)
 
-    def _abort_those_due(self) -> None:
-        """Before each step."""
-        for external_id, steps in list(self._to_abort.items()):
-            if steps > 0:
-                self._to_abort[external_id] = steps - 1
-                continue
-            del self._to_abort[external_id]
-            self._engine.abort_request([external_id])
-            self._answer(external_id, (), "abort")
-
     def _answer(
         self, external_id: str, tokens: tuple[int, ...], reason: str | None, params: Mapping[str, Any] | None = None
     ) -> None:
-        self._connection.send(Answer(*self._ids.pop(external_id), tokens, reason, params))
+        number, engine_id = self._ids.pop(external_id)
+        self._connection.send((number, True, Answer(engine_id, tokens, reason, params)))
 
-    def _obey(self, asked: Any) -> None:
+    def ask(
+        self,
+        number: int,
+        external_id: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        params: Mapping[str, Any] | None,
+    ) -> None:
+        """Run a request; the answer is an `Answer`, when it has ended.
+
+        Args:
+            external_id: what vLLM has as the id that the client chose.
+            params: its `kv_transfer_params`.
+        """
         from vllm import SamplingParams
 
+        extra = None if params is None else {"kv_transfer_params": dict(params)}
+        sampling = SamplingParams(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, extra_args=extra
+        )
+        engine_id = self._engine.add_request(external_id, {"prompt_token_ids": list(prompt)}, sampling)
+        self._ids[external_id] = number, engine_id
+
+    def run_all(self, number: int, jobs: Sequence[DemoRequest]) -> None:
+        """Run requests to their ends, each from its step on, in an engine that runs no others. It answers with how many have
+        ended whenever one has, and at last with the tokens that each generated, by its id."""
         from kvtrail.connector.demo import workload
         from kvtrail.connector.recording.recorder import recorders
 
-        match asked:
-            case Ask(id, external_id, prompt, max_tokens, params, aborted_after):
-                extra = None if params is None else {"kv_transfer_params": dict(params)}
-                sampling = SamplingParams(
-                    temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, extra_args=extra
-                )
-                engine_id = self._engine.add_request(external_id, {"prompt_token_ids": list(prompt)}, sampling)
-                self._ids[external_id] = id, engine_id
-                if aborted_after is not None:
-                    self._to_abort[external_id] = aborted_after
-            case RunAll(id, jobs):
-                tokens = workload.run(self._llm, jobs, lambda done: self._connection.send(Progress(id, done)))
-                for recorder in recorders():
-                    recorder.flush()
-                self._connection.send(RanAll(id, tokens))
-            case Forget():
-                self._llm.reset_prefix_cache()
-            case AskKept():
-                running, waiting = self._scheduler.get_request_counts()
-                self._connection.send(Kept(len(self._scheduler.requests) - running - waiting))
+        tokens = workload.run(self._llm, jobs, lambda done: self._connection.send((number, False, done)))
+        for recorder in recorders():
+            recorder.flush()
+        self._connection.send((number, True, tokens))
+
+    def forget(self, number: int) -> None:
+        """Empty vLLM's prefix cache."""
+        self._connection.send((number, True, self._llm.reset_prefix_cache()))
+
+    def kept(self, number: int) -> None:
+        """How many ended requests have blocks that the engine keeps."""
+        running, waiting = self._scheduler.get_request_counts()
+        self._connection.send((number, True, len(self._scheduler.requests) - running - waiting))
 
 
 def main() -> None:
-    folder, connector, hybrid, metrics_port = json.loads(sys.argv[1])
-    channel = Pipes(os.dup(0), os.dup(1))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what else is printed, such as vLLM's log, goes to standard error
-    serve(channel, Path(folder), connector, hybrid, metrics_port=metrics_port)
+    descriptor, folder, connector, hybrid, metrics_port = json.loads(sys.argv[1])
+    serve(Connection(descriptor), Path(folder), connector, hybrid, metrics_port=metrics_port)
 
 
 if __name__ == "__main__":
-    # The messages are those of the module by its name, in this process and in that which asks.
+    # The answers are those of the module by its name, in this process and in that which asks.
     from kvtrail.connector.demo import engine_process
 
     engine_process.main()

@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.children import PATIENCE_S, Child, Children
-from kvtrail.connector.demo.engine_process import Answer, Pipes
+from kvtrail.connector.demo.engine_process import Answer
 from kvtrail.connector.demo.options import Options
 from kvtrail.connector.demo.pair import (
     ALONE,
@@ -76,10 +78,9 @@ class Engines:
         if options.pd or options.is_safe:
             roles.append(ALONE)
         self._options = options
-        self._children = {role: _start(role, options, children) for role in roles}
-        self._engines = {
-            role: AskedEngine(child.name, _channel(child), child.log) for role, child in self._children.items()
-        }
+        started = {role: _start(role, options, children) for role in roles}
+        self._children = {role: child for role, (child, _) in started.items()}
+        self._engines = {role: AskedEngine(child.name, ours, child.log) for role, (child, ours) in started.items()}
         self._ran_alone = self._run(ALONE, self._jobs(0)) if ALONE in roles and not options.pd else []
 
     @property
@@ -191,7 +192,7 @@ def _connector(role: str, options: Options) -> dict[str, Any] | None:
     return nixl(**lease, kvtrail={"guard": options.guard}) | {"kv_load_failure_policy": "recompute"}
 
 
-def _start(role: str, options: Options, children: Children) -> Child:
+def _start(role: str, options: Options, children: Children) -> tuple[Child, Connection]:
     service = role if options.pd else os.environ.get("OTEL_SERVICE_NAME", "vllm-demo")
     env = {
         **os.environ,
@@ -205,22 +206,18 @@ def _start(role: str, options: Options, children: Children) -> Child:
             env |= {**ENVIRONMENT, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free.getsockname()[1])}
     metrics_port = options.metrics_port or 0 if role == BOTH else 0
     model = str((options.folder / "model").resolve())  # the same for both: NIXL compares its path
-    order = [model, _connector(role, options), options.is_hybrid, metrics_port]
+    ours, theirs = Pipe()
+    order = [theirs.fileno(), model, _connector(role, options), options.is_hybrid, metrics_port]
     name = NAMES[role]
-    return children.start(
+    child = children.start(
         name,
         ["-m", "kvtrail.connector.demo.engine_process", json.dumps(order)],
         log=options.folder / f"{name.replace(' ', '-')}.log",
         env=env,
-        piped=True,
+        pass_fds=[theirs.fileno()],
     )
-
-
-def _channel(child: Child) -> Pipes:
-    process = child.process
-    assert process.stdout is not None
-    assert process.stdin is not None
-    return Pipes(os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno()))
+    theirs.close()  # so that the end of the process is seen
+    return child, ours
 
 
 def _prompts(name: str, number: int, count: int, length: int) -> list[DemoRequest]:

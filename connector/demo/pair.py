@@ -8,23 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvtrail.connector.demo.engine_process import (
-    Answer,
-    Ask,
-    AskKept,
-    Channel,
-    End,
-    Forget,
-    Kept,
-    Progress,
-    RanAll,
-    Ready,
-    RunAll,
-)
+from kvtrail.connector.demo.engine_process import END, READY, Answer
 from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.simulate.pairs.router import ASKED_TO_PREFILL
 
@@ -59,101 +50,83 @@ class EngineDied(RuntimeError):
 
 
 class AskedEngine:
-    """An engine's process, `engine_process`, asked over a channel."""
+    """An engine's process, `engine_process`, asked over a connection.
 
-    def __init__(self, name: str, channel: Channel, log: Path) -> None:
+    Attributes:
+        ready: ends when it takes requests.
+    """
+
+    def __init__(self, name: str, connection: Connection, log: Path) -> None:
         """`log` is the file to which the process writes."""
         self.name, self.log = name, log
-        self._channel = channel
+        self._connection = connection
         self._changes = threading.Lock()
         self._died = False
-        self._on_progress: dict[str, Callable[[int], None]] = {}
-        self._awaited: dict[object, Future[Any]] = {}
-        self._ready = self._answer_of(Ready)
+        self._numbers = count(READY)
+        self._awaited: dict[int, tuple[Future[Any], Callable[[Any], object]]] = {}
+        """By the number of a question: its answer, and what gets those before the last one."""
+        _, self.ready = self._expected()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def wait_until_ready(self) -> None:
-        self._ready.result(SLOW_S)
-
-    def ask(
-        self,
-        job: DemoRequest,
-        params: Mapping[str, Any] | None = None,
-        *,
-        aborted_after: int | None = None,
-        external_id: str = "",
-    ) -> Future[Answer]:
-        """Send it a request; the answer raises EngineDied if the engine dies.
-
-        Args:
-            params: the `kv_transfer_params`.
-            aborted_after: after this many steps its client goes away.
-            external_id: the id that its client chose, if that is not the job's.
-        """
-        answer: Future[Answer] = self._answer_of(job.id)
-        self._send(Ask(job.id, external_id or job.id, job.prompt, job.max_tokens, params, aborted_after))
-        return answer
+    def ask(self, job: DemoRequest, params: Mapping[str, Any] | None = None) -> Future[Answer]:
+        """Send it a request with these `kv_transfer_params`; the answer raises EngineDied if the engine dies."""
+        return self._asked("ask", job.id, job.prompt, job.max_tokens, params)
 
     def run_all(
-        self, jobs: Sequence[DemoRequest], on_progress: Callable[[int], None] = lambda done: None
+        self, jobs: Sequence[DemoRequest], on_progress: Callable[[int], object] = lambda done: None
     ) -> Future[Any]:
         """Have it run these to their ends, and nothing beside them: their generated tokens, by id. `on_progress` is called
         with how many have ended."""
-        self._on_progress[jobs[0].id] = on_progress
-        ran: Future[Any] = self._answer_of(jobs[0].id)
-        self._send(RunAll(jobs[0].id, jobs))
-        return ran
+        return self._asked("run_all", jobs, on_progress=on_progress)
 
     def forget(self) -> None:
         """Empty its prefix cache."""
-        self._send(Forget())
+        self._asked("forget")
 
     def kept(self) -> int:
         """How many ended requests have blocks that it keeps."""
-        answer = self._answer_of(Kept)
-        self._send(AskKept())
-        kept: Kept = answer.result(SLOW_S)
-        return kept.requests
+        kept: int = self._asked("kept").result(SLOW_S)
+        return kept
 
     def ask_to_end(self) -> None:
         """Have it end."""
-        self._send(End())
+        self._asked(END)
 
-    def _send(self, message: object) -> None:
-        try:
-            self._channel.send(message)
-        except OSError:  # it has died: whoever waits for an answer learns that from `_read`
-            return
+    def _asked(
+        self, method: str, *arguments: Any, on_progress: Callable[[Any], object] = lambda value: None
+    ) -> Future[Any]:
+        number, answer = self._expected(on_progress)
+        with suppress(OSError):  # it has died: whoever waits for an answer learns that from `_read`
+            self._connection.send((method, number, *arguments))
+        return answer
 
-    def _answer_of(self, key: object) -> Future[Any]:
+    def _expected(self, on_progress: Callable[[Any], object] = lambda value: None) -> tuple[int, Future[Any]]:
+        answer: Future[Any] = Future()
         with self._changes:
-            future = self._awaited[key] = Future()
+            number = next(self._numbers)
+            self._awaited[number] = answer, on_progress
             if self._died:
-                future.set_exception(EngineDied(self.name))
-        return future
+                answer.set_exception(EngineDied(self.name))
+        return number, answer
 
     def _read(self) -> None:
-        while True:
-            try:
-                answer = self._channel.recv()
-            except (EOFError, OSError):
-                break
-            if isinstance(answer, Progress):
-                self._on_progress[answer.id](answer.done)
-                continue
-            with self._changes:
-                future = self._awaited.pop(answer.id if isinstance(answer, Answer | RanAll) else type(answer))
-            future.set_result(answer.tokens if isinstance(answer, RanAll) else answer)
+        with suppress(EOFError, OSError):
+            while True:
+                number, is_last, value = self._connection.recv()
+                with self._changes:
+                    answer, on_progress = self._awaited[number]
+                    if is_last:
+                        del self._awaited[number]
+                (answer.set_result if is_last else on_progress)(value)
         with self._changes:
             self._died = True
-            for future in self._awaited.values():
-                future.set_exception(EngineDied(f"{self.name}: {self.log.read_text(errors='replace')[-3000:]}"))
+            for answer, _ in self._awaited.values():
+                answer.set_exception(EngineDied(f"{self.name}: {self.log.read_text(errors='replace')[-3000:]}"))
 
 
-def prefilled(engine: AskedEngine, job: DemoRequest, external_id: str = "") -> Mapping[str, Any]:
+def prefilled(engine: AskedEngine, job: DemoRequest) -> Mapping[str, Any]:
     """Have a request prefilled; the params for the engine that decodes it."""
-    one_token = replace(job, max_tokens=1)
-    params = engine.ask(one_token, ASKED_TO_PREFILL, external_id=external_id).result(SLOW_S).params
+    params = engine.ask(replace(job, max_tokens=1), ASKED_TO_PREFILL).result(SLOW_S).params
     assert params is not None, f"{job.id} was not handed over"
     return params
 

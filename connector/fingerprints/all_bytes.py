@@ -1,4 +1,4 @@
-"""Fingerprints of all bytes of KV blocks: the lower bits depend on every bit and on its place.
+"""Sums of all bytes of KV blocks, which depend on every bit and on its place.
 
 A block's bytes are rows of 256 signed numbers. Two weights for each place in a row give two exact 32-bit sums a row, and
 each of them has an odd random weight of 64 bits. Two flips of the same bit always differ within a row, since no two places
@@ -14,14 +14,10 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from kvtrail.connector.fingerprints.fingerprint import MIX, OWN_BITS, SHIFT, Array
-from kvtrail.connector.fingerprints.some_bytes import SomeBytes, WordsReading
-from kvtrail.connector.fingerprints.to_host import ToHost
+from kvtrail.connector.fingerprints.fingerprint import MIX, SHIFT
 from kvtrail.connector.kv_layout import Cache, views_of
 
 logger = logging.getLogger("vllm.kvtrail")
@@ -35,48 +31,25 @@ TILE_BYTES = 1 << 21
 LEAST_ROWS = 17
 """Rows that CUDA's product of 8-bit matrices takes at least."""
 _CUDA_COLUMNS = 8
-_OWN = np.uint64((1 << OWN_BITS) - 1)
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class AllBytes:
-    """Reads the KV caches of some layers. Everything is queued on the current stream of their device.
+    """Reads the KV caches of some layers. Everything is queued on the current stream of their device."""
 
-    Attributes:
-        num_blocks: of the caches.
-        sees_partial: whether the upper bits do without a block's last token.
-    """
-
-    def __init__(self, words: SomeBytes, caches: Mapping[str, Cache]) -> None:
-        """`words` have the upper bits.
-
+    def __init__(self, caches: Mapping[str, Cache], num_blocks: int) -> None:
+        """
         Raises:
             ValueError: no dimension of a layer counts the blocks; with its name and shape.
         """
-        self._words = words
-        self.num_blocks, self.sees_partial = words.num_blocks, words.sees_partial
-        parts = [_Part(view) for view in views_of(caches, words.num_blocks)]
+        parts = [_Part(view) for view in views_of(caches, num_blocks)]
         self._device = parts[0].device
         self._product = _exact_product(self._device)
         self._by_size: dict[int, list[_Part]] = {}
         for part in parts:
             self._by_size.setdefault(part.bytes, []).append(part)
-        self._stacks = {size: _stack(each) for size, each in self._by_size.items()}
         self._buffers: dict[int, torch.Tensor] = {}
         self._of_parts = _words("parts", len(parts), self._device).unsqueeze(1)
-
-    def read(self, blocks: Sequence[int], hashes: Array) -> BytesReading:
-        """These blocks on their way to the host; `hashes` are the last 64 bits of theirs, uint64."""
-        places = {block: n for n, block in enumerate(dict.fromkeys(blocks))}  # requests may hold the same block
-        which = np.array([places[block] for block in blocks], dtype=np.int64)
-        return BytesReading(self._words.read(blocks, hashes), which, ToHost([self.sums([*places])]))
-
-    def values(self, readings: Sequence[BytesReading]) -> Array:
-        """The fingerprint of each block of these readings, uint64. A block of zeros has 0."""
-        upper = self._words.values([reading.words for reading in readings])
-        sums = np.concatenate([reading.sums.arrays()[0][reading.which] for reading in readings]).view(np.uint64)
-        values: Array = (upper & ~_OWN) | (sums >> np.uint64(64 - OWN_BITS))
-        return values
 
     def sums(self, blocks: Sequence[int]) -> torch.Tensor:
         """Of all bytes of these blocks: int64, [blocks]. A block of zeros has 0."""
@@ -101,11 +74,8 @@ class AllBytes:
                 some = ids[begin : begin + step]
                 count = len(some)
                 tile = buffer[: len(these) * count]
-                if (stack := self._stacks[size]) is not None:
-                    torch.index_select(stack[first : first + together], 1, some, out=tile.view(-1, count, size))
-                else:
-                    for n, part in enumerate(these):
-                        part.gather(some, tile[n * count : (n + 1) * count])
+                for n, part in enumerate(these):
+                    part.gather(some, tile[n * count : (n + 1) * count])
                 products = self._product(tile.view(-1, ROW), _weights(self._device)).view(SUMS, len(tile), rows)
                 sums = (products * weights).sum((0, 2)).view(len(these), count)
                 result[first : first + together, begin : begin + count] = sums
@@ -118,18 +88,6 @@ class AllBytes:
             width = -(-size // ROW) * ROW
             self._buffers[size] = torch.zeros((blocks, width), dtype=torch.int8, device=self._device)
         return self._buffers[size]
-
-
-class BytesReading(NamedTuple):
-    """Words of blocks, and sums of all of their bytes, on their way to the host; `which` is each block's place among them."""
-
-    words: WordsReading
-    which: Array
-    sums: ToHost
-
-    def is_ready(self) -> bool:
-        """Whether nobody has to wait for them."""
-        return self.words.is_ready() and self.sums.is_ready()
 
 
 class _Part:
@@ -154,27 +112,8 @@ class _Part:
             out[:, : self.bytes] = self._view[blocks].flatten(1).view(torch.int8)
 
 
-def _stack(parts: Sequence[_Part]) -> torch.Tensor | None:
-    """Parts that lie at equal distances in one piece of memory, as vLLM's layers do: [parts, blocks, bytes]. One call gathers
-    blocks of all of them."""
-    views = [part.rows for part in parts if part.rows is not None and part.bytes % ROW == 0]
-    if len(views) < max(2, len(parts)):
-        return None
-    first, second, *_ = views
-    distance = second.storage_offset() - first.storage_offset()
-    for n, view in enumerate(views):
-        is_same = view.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if (
-            not is_same
-            or view.stride() != first.stride()
-            or view.storage_offset() != first.storage_offset() + n * distance
-        ):
-            return None
-    return first.as_strided((len(views), *first.shape), (distance, *first.stride())) if distance > 0 else None
-
-
 def _mixed(numbers: torch.Tensor) -> torch.Tensor:
-    """Others for others, 0 for 0: sums of them do not lose what sums of the numbers would."""
+    """Mix each number, mapping 0 to 0, so that sums do not cancel."""
     return (numbers ^ (numbers >> SHIFT)) * MIX
 
 
@@ -235,6 +174,6 @@ def _row_weights(rows: int, device: torch.device) -> torch.Tensor:
 
 @cache
 def _words(purpose: str, count: int, device: torch.device) -> torch.Tensor:
-    """Odd random numbers: int64, [count]. More of them begin with the same."""
+    """Odd random numbers: int64, [count]."""
     drawn = bytearray(hashlib.shake_256(purpose.encode()).digest(8 * count))
     return torch.frombuffer(drawn, dtype=torch.int64).bitwise_or(1).to(device)

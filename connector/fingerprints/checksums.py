@@ -15,15 +15,16 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from kvtrail.connector.fingerprints.fingerprint import MIX, UNREPORTED_BITS
+
 if TYPE_CHECKING:
-    from kvtrail.connector.fingerprints.some_bytes import SomeBytes
+    from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
 
 KEY = "kvtrail"
 """Under which they stand in `kv_transfer_params`."""
 MAX_CHECKSUMS = 1024
 """Of more blocks, every second or third or fourth has one: they take less than 3 KB, however long a prompt is."""
 _ON_WIRE = np.dtype(">u2")
-_MIX, _SHIFT = np.uint64(0x2545F4914F6CDD1D), np.uint64(48)
 
 
 class HandedOver(NamedTuple):
@@ -75,7 +76,7 @@ class BlockChecksums:
         layout: how the bytes of a block lie there.
     """
 
-    def __init__(self, fingerprints: SomeBytes) -> None:
+    def __init__(self, fingerprints: BlockFingerprints) -> None:
         self._fingerprints = fingerprints
         self.layout = fingerprints.layout
         self._stream = fingerprints.side_stream()
@@ -83,10 +84,10 @@ class BlockChecksums:
     def of(self, numbers: Sequence[int], blocks: Sequence[int]) -> tuple[int, ...]:
         """Those of these blocks, by their numbers in their request. On a GPU that waits for nothing that is queued: nobody
         writes to them any more, or yet."""
-        places = np.array(numbers, dtype=np.uint64)
         with nullcontext() if self._stream is None else self._stream:
-            contents = self._fingerprints.values([self._fingerprints.read(blocks, places)])
-        return tuple((((contents ^ (contents >> _SHIFT)) * _MIX) >> _SHIFT).tolist())
+            contents = self._fingerprints.values([self._fingerprints.read(blocks, numbers)])
+        reported = [each >> UNREPORTED_BITS for each in contents]
+        return tuple((each ^ (each >> 48)) * MIX >> 48 & 0xFFFF for each in reported)
 
 
 _by_engine: WeakValueDictionary[str, BlockChecksums] = WeakValueDictionary()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
-from kvtrail.connector.fingerprints.fingerprint import ROW, Array
+from kvtrail.connector.fingerprints.fingerprint import ROW, UNREPORTED_BITS
 from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED, Check
 from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import DRIFT, EARLY, ROT, UNKNOWN, CheckResult, Holds, Match, Results
 
-MAX_NAMED = 8
-"""How many mismatches of a load are searched for the origin of what they hold."""
 BlockKey = tuple[int, int]
 """The number of a KV cache group, and a block's id."""
 
@@ -59,15 +55,7 @@ class Judge:
         rechecks: mismatches that the next step's check decides.
     """
 
-    def __init__(
-        self, references: References, results: Results, *, num_blocks: Mapping[int, int], heals: bool, shares: bool
-    ) -> None:
-        """
-        Args:
-            num_blocks: by the number of the KV cache group.
-            heals: mismatched blocks are computed again.
-            shares: what is computed is reported for other engines.
-        """
+    def __init__(self, references: References, results: Results, *, heals: bool, shares: bool) -> None:
         self._references, self._results = references, results
         self.heals, self.shares = heals, shares
         self.rechecks: list[Recheck] = []
@@ -75,9 +63,6 @@ class Judge:
         self._contaminated: set[str] = set()
         """Requests that have met a mismatch."""
         self._last: dict[BlockKey, LastCheck] = {}
-        self._right = {group: np.zeros(count, dtype=np.uint64) for group, count in num_blocks.items()}
-        """By group, the hash under which a block was right when it was last checked, where there is nothing more to
-        remember of it."""
         self._to_heal: set[int] = set()
         self._recomputed: dict[BlockKey, str] = {}
         """Blocks that vLLM computes again, and for which request."""
@@ -85,84 +70,13 @@ class Judge:
         """Blocks that are loaded but for their last token, by request, and by group and number: what they were before that
         was computed."""
 
-    def judge_all(
-        self,
-        judge: JudgeOne,
-        checks: Sequence[Check],
-        hashes: Array,
-        contents: Array,
-        *,
-        each: bool = False,
-        excluded: Set[int] = frozenset(),
-    ) -> None:
-        """Judge checks of one group one by one: `each` block, or only those that are not plain; with `excluded` blocks, no
-        check is plain."""
-        group = checks[0].group
-        right = self._references.contains(group, hashes, contents) if checks[0].kind != COMPUTED or each else None
-        all_right = right is not None and bool(right.all())
-        computed: list[tuple[Check, slice]] = []
+    def judge_all(self, judge: JudgeOne, checks: Sequence[Check], contents: Sequence[int]) -> None:
+        """Judge checks one by one; `contents` are the fingerprints of all of their blocks, in order."""
         end = 0
         for check in checks:
-            here = slice(end, end := end + len(check.blocks))
-            result = CheckResult.of(check)
-            is_plain = not each and (not excluded or excluded.isdisjoint(check.blocks))
-            if is_plain and check.kind == COMPUTED:
-                is_plain = check.request_id not in self._contaminated and check.partial not in check.numbers
-                if is_plain:
-                    computed.append((check, here))
-                    if self.shares:
-                        result.fingerprints = self._rows(check, hashes[here], contents[here])
-                    self._on_plain(check, hashes[here], is_right=True)
-            elif is_plain:
-                assert right is not None
-                if all_right:
-                    self._references.is_exact = self._references.is_exact or check.kind == LOADED
-                else:
-                    is_plain = self._is_plain(check, hashes[here], contents[here], right[here], result)
-                if is_plain:
-                    self._on_plain(check, hashes[here], is_right=all_right or bool(right[here].all()))
-            blocks: list[ReadBlock] = []
-            if is_plain:
-                result.blocks = len(check.blocks)
-            else:
-                columns = check.numbers, check.blocks, check.hashes, contents[here].tolist()
-                blocks = [ReadBlock(*row) for row in zip(*columns, strict=True)]
-            judge(check, blocks, result)
-        if computed:
-            request_ids = [check.request_id for check, _ in computed for _ in check.blocks]
-            numbers = [number for check, _ in computed for number in check.numbers]
-            chosen = np.concatenate([np.arange(here.start, here.stop) for _, here in computed])
-            self._references.add(group, hashes[chosen], contents[chosen], request_ids, numbers)
-
-    def _is_plain(self, check: Check, hashes: Array, contents: Array, right: Array, result: CheckResult) -> bool:
-        """Whether all blocks that nobody has just computed are `right`, or nothing is known of those that are not. Else each
-        is to be judged."""
-        references = self._references
-        if check.kind == LOADED and not references.is_exact and right.any():
-            references.is_exact = True
-        if not right.all():
-            if references.own or check.kind != LOADED or check.partial in check.numbers:
-                return False
-            unknown = ~right
-            if references.may_mismatch(check.group, hashes[unknown], contents[unknown]):
-                return False
-            result.unknown = int(unknown.sum())
-            result.fingerprints = self._rows(check, hashes, contents, unknown)
-        return True
-
-    def _on_plain(self, check: Check, hashes: Array, *, is_right: bool) -> None:
-        """Of these blocks nothing else is remembered than whether they were right."""
-        if check.kind in (COMPUTED, LOADED):
-            blocks = list(check.blocks)
-            self._right[check.group][blocks] = hashes if is_right else 0
-            self.mismatched.difference_update(blocks)
-            if self._last or self._recomputed:
-                for block in blocks:
-                    self._last.pop((check.group, block), None)
-                    if check.kind == COMPUTED:
-                        self._recomputed.pop((check.group, block), None)
-        if check.kind == LOADED and check.partial is not None and check.partial in check.numbers:
-            self._remember_partial(check, check.partial, True)
+            begin, end = end, end + len(check.blocks)
+            columns = check.numbers, check.blocks, check.hashes, contents[begin:end]
+            judge(check, [*map(ReadBlock._make, zip(*columns, strict=True))], CheckResult.of(check))
 
     # Before a step: blocks that were computed, taken over or held.
 
@@ -177,16 +91,15 @@ class Judge:
     def _judge_computed(self, doubted: set[str], check: Check, blocks: list[ReadBlock], result: CheckResult) -> None:
         """What a request has computed is right if it had met no mismatch, and in doubt if one came to light just now."""
         result.blocks += len(blocks)
-        is_contaminated = check.request_id in self._contaminated
+        is_contaminated, source = check.request_id in self._contaminated, check.recorded_id
         for block in blocks:
             key = (check.group, block.block)
             self._recomputed.pop(key, None)
             self.mismatched.discard(block.block)
             is_right = not is_contaminated and self._is_as_computed(check, block)
-            self._last[key] = LastCheck(block.hash, block.content, is_right, check.recorded_id)
+            self._last[key] = LastCheck(block.hash, block.content, is_right, source)
             if is_right:
-                hashes, contents = np.array([[block.hash], [block.content]], dtype=np.uint64)
-                self._references.add(check.group, hashes, contents, [check.request_id], [block.number])
+                self._references.add(check.group, block.hash, block.content, source, block.number)
                 if self.shares:
                     result.fingerprints += self._row(check, block)
             elif check.request_id in self._contaminated and check.request_id not in doubted:
@@ -201,7 +114,7 @@ class Judge:
         if block.number != check.partial:
             return True
         before = self._partial.get(check.request_id, {}).pop((check.group, block.number), None)
-        if before is True or self._match(check, block, names=False) is True:
+        if before is True or self._match(check, block) is True:
             return True
         if before is not None:
             result = CheckResult.of(check._replace(kind=LOADED))
@@ -221,10 +134,10 @@ class Judge:
             last = self._last.get(key)
             if last is not None and last.hash != block.hash:
                 last = None
-            was_right = self._was_right(check, block) if last is None else last.is_right
             source = check.recorded_id if last is None else last.source
-            if last is not None and block.content == last.content and (was_right or source == check.recorded_id):
+            if last is not None and block.content == last.content and (last.is_right or source == check.recorded_id):
                 continue  # judged before, whatever is forgotten meanwhile
+            was_right = last is not None and last.is_right and self._references.is_complete(check.group, block.hash)
             self._last[key] = LastCheck(block.hash, block.content, match is True, source)
             if match is None and not was_right:
                 result.unknown += 1
@@ -237,11 +150,6 @@ class Judge:
                 kind, source = (ROT, "") if was_right else (DRIFT, source)
                 self._on_mismatch(result, check, block, kind, UNKNOWN if match is None else match, source)
         self._results.add(result, at_once=bool(result.fingerprints))
-
-    def _was_right(self, check: Check, block: ReadBlock) -> bool:
-        """Whether that was all that there was to remember of the block, and what was right is not forgotten."""
-        is_noted = int(self._right[check.group][block.block]) == block.hash
-        return is_noted and self._references.is_complete(check.group, block.hash)
 
     def _remember_partial(self, check: Check, number: int, match: Match) -> None:
         self._partial.setdefault(check.request_id, {})[check.group, number] = match
@@ -257,8 +165,10 @@ class Judge:
         is_recomputed = False
         may_be_clean = not read and check.request_id not in self._contaminated
         rechecked: list[tuple[ReadBlock, Holds]] = []
+        self._note_precision(check, blocks)
         for block in blocks:
-            match = self._match(check, block, names=len(rechecked) + len(result.mismatches) < MAX_NAMED)
+            match = self._match(check, block)
+            self.mismatched.discard(block.block)
             self._last[check.group, block.block] = LastCheck(
                 block.hash, block.content, match is True, check.recorded_id
             )
@@ -284,6 +194,12 @@ class Judge:
             result.blocks -= len(rechecked)  # the next check counts them
         self._results.add(result, at_once=True)
 
+    def _note_precision(self, check: Check, blocks: Sequence[ReadBlock]) -> None:
+        """Whether a load has brought just what was computed."""
+        references = self._references
+        if not references.is_exact:
+            references.is_exact = any(references.contains(check.group, each.hash, each.content) for each in blocks)
+
     def judge_handed_over(self, check: Check, wrong: Check) -> None:
         """Of the blocks of a load of what another engine has handed over, these do not hold what it had."""
         result = CheckResult.of(check)
@@ -302,7 +218,7 @@ class Judge:
         result.blocks += len(blocks)
         are_early = []
         for block, (before, holds) in zip(blocks, recheck.mismatches, strict=True):
-            match = self._match(check, block, names=False)
+            match = self._match(check, block)
             is_early = block.content != before.content and (match is True or match is None)
             are_early.append(is_early)
             last = LastCheck(block.hash, block.content, match is True, check.recorded_id)
@@ -314,9 +230,9 @@ class Judge:
             self._contaminated.discard(check.request_id)
         self._results.add(result)
 
-    def _match(self, check: Check, block: ReadBlock, *, names: bool = True) -> Match:
+    def _match(self, check: Check, block: ReadBlock) -> Match:
         is_whole = block.number != check.partial
-        return self._references.match(check.group, block.hash, block.content, is_whole=is_whole, names=names)
+        return self._references.match(check.group, block.hash, block.content, is_whole=is_whole)
 
     def _on_mismatch(
         self, result: CheckResult, check: Check, block: ReadBlock, kind: str, holds: Holds, source: str
@@ -333,15 +249,7 @@ class Judge:
 
     def _row(self, check: Check, block: ReadBlock) -> bytes:
         token = self._references.first_token(check.group, block.number)
-        return np.array([(block.hash, block.content, token)], dtype=ROW).tobytes()
-
-    def _rows(self, check: Check, hashes: Array, contents: Array, chosen: Array | slice = slice(None)) -> bytes:
-        """The same of the chosen ones of several blocks."""
-        hashes, contents, numbers = hashes[chosen], contents[chosen], np.array(check.numbers)[chosen]
-        rows = np.empty(len(hashes), dtype=ROW)
-        rows["hash"], rows["content"] = hashes, contents
-        rows["token"] = self._references.first_token(check.group, numbers)
-        return rows.tobytes()
+        return ROW.pack(block.hash, block.content >> UNREPORTED_BITS, token)
 
     # What is known of requests and blocks.
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from kvtrail.connector.fingerprints.fingerprint import Array, Fingerprints, Reading
 from kvtrail.connector.fingerprints.plan import Check
 
-Then = Callable[[Sequence[Check], Array, Array], None]
-"""Is called with checks of one group, and the hashes and fingerprints of all of their blocks, in order."""
+if TYPE_CHECKING:
+    from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints, Reading
+
+Then = Callable[[Sequence[Check], Sequence[int]], None]
+"""Is called with checks of one group, and the fingerprints of all of their blocks, in order."""
 MAX_BATCHED = 64
 """Computed blocks that wait to be judged together."""
 
@@ -27,18 +28,15 @@ class _Batch:
         blocks: how many.
     """
 
-    def __init__(self, fingerprints: Fingerprints) -> None:
+    def __init__(self, fingerprints: BlockFingerprints) -> None:
         self._fingerprints = fingerprints
         self.checks: list[Check] = []
         self.blocks = 0
-        self._hashes: list[Array] = []
         self._readings: list[Reading] = []
 
     def add(self, checks: Sequence[Check]) -> None:
         blocks = [block for check in checks for block in check.blocks]
-        hashes = np.array([hash_ for check in checks for hash_ in check.hashes], dtype=np.uint64)
-        self._readings.append(self._fingerprints.read(blocks, hashes))
-        self._hashes.append(hashes)
+        self._readings.append(self._fingerprints.read(blocks, [each for check in checks for each in check.hashes]))
         self.checks += checks
         self.blocks += len(blocks)
 
@@ -46,13 +44,13 @@ class _Batch:
         return all(each.is_ready() for each in self._readings)
 
     def give(self, then: Then) -> None:
-        then(self.checks, np.concatenate(self._hashes), self._fingerprints.values(self._readings))
+        then(self.checks, self._fingerprints.values(self._readings))
 
 
 class Readings:
     """Reads blocks of one rank. Whatever is done with what is read is done in the order of the calls."""
 
-    def __init__(self, fingerprints: Mapping[int, Fingerprints], *, on_batch: Then) -> None:
+    def __init__(self, fingerprints: Mapping[int, BlockFingerprints], *, on_batch: Then) -> None:
         """
         Args:
             fingerprints: by the number of the KV cache group.

@@ -32,7 +32,7 @@ Match = Holds | Literal[True] | None
 DRIFT, ROT, EARLY = "drift", "rot", "early"
 MAX_REMEMBERED = 65_536
 """Mismatches that were reported, and requests with counted checks."""
-MAX_BYTES = 64 * ROW.itemsize
+MAX_BYTES = 64 * ROW.size
 """Fingerprints that wait to be reported."""
 
 

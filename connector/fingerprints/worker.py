@@ -7,11 +7,11 @@ there, in order, by one of the next steps; only with healing does the engine wai
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
+from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
 from kvtrail.connector.fingerprints.checksums import BlockChecksums
-from kvtrail.connector.fingerprints.fingerprint import Fingerprints
 from kvtrail.connector.fingerprints.judge import Judge, JudgeOne
 from kvtrail.connector.fingerprints.plan import COMPUTED, Check, CheckPlan, HandedLoad
 from kvtrail.connector.fingerprints.reading import Readings
@@ -27,7 +27,7 @@ class CheckWorker:
 
     def __init__(
         self,
-        fingerprints: Mapping[int, Fingerprints],
+        fingerprints: Mapping[int, BlockFingerprints],
         references: References,
         *,
         checksums: BlockChecksums | None,
@@ -46,13 +46,7 @@ class CheckWorker:
         self._checksums, self._fill_with_zeros = checksums, fill_with_zeros
         self._sees_partial = all(each.sees_partial for each in fingerprints.values())
         self._results = Results(report)
-        self._judge = Judge(
-            references,
-            self._results,
-            num_blocks={group: each.num_blocks for group, each in fingerprints.items()},
-            heals=heals,
-            shares=not references.own,
-        )
+        self._judge = Judge(references, self._results, heals=heals, shares=not references.own)
         self._readings = Readings(
             fingerprints, on_batch=lambda *read: self._judge.judge_all(self._judge.before_step(), *read)
         )
@@ -103,7 +97,7 @@ class CheckWorker:
         for recheck in rechecks:
             numbers = {block.number for block, _ in recheck.mismatches}
             check = recheck.check.only([number in numbers for number in recheck.check.numbers])
-            self._read([check], partial(self._judge.judge_again, recheck), each=True)
+            self._read([check], partial(self._judge.judge_again, recheck))
         self._check_before(plan.before)
         if plan.states:
             self._read(plan.states, self._judge.before_step())
@@ -189,13 +183,10 @@ class CheckWorker:
     def _take(self, loads: Sequence[Check], *, read: bool) -> None:
         """Read loaded blocks, which `conclude` judges; a forward pass may have `read` them."""
         self._taken += loads
-        judge = partial(self._judge.judge_loaded, self._reported, read)
-        self._read(loads, judge, excluded=self._reported)
+        self._read(loads, partial(self._judge.judge_loaded, self._reported, read))
 
-    def _read(
-        self, checks: Sequence[Check], judge: JudgeOne, *, each: bool = False, excluded: Set[int] = frozenset()
-    ) -> None:
-        self._readings.read(checks, partial(self._judge.judge_all, judge, each=each, excluded=excluded))
+    def _read(self, checks: Sequence[Check], judge: JudgeOne) -> None:
+        self._readings.read(checks, partial(self._judge.judge_all, judge))
 
     def _fewer(self, check: Check) -> Check:
         """The check of some of the blocks that a request takes over."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -45,8 +45,7 @@ class KnownConnector:
         children: the attribute that lists the connectors which it passes calls on to.
         check_settings: the values from which `kvtrail check` draws each setting of its extra configuration.
         settings_when_full: the same, in their place, where the store is to be full.
-        hands_over: those of its classes with which engines in one process hand over to each other, by the `stand_in` in its
-            folder.
+        hands_over: whether engines with it in one process hand over to each other, by the `stand_in` in its folder.
         check_children: the connectors that `kvtrail check` draws two children from.
     """
 
@@ -62,7 +61,7 @@ class KnownConnector:
     check_settings: Mapping[str, Any] = field(default_factory=dict)
     settings_when_full: Mapping[str, Any] = field(default_factory=dict)
     check_children: tuple[str, ...] = ()
-    hands_over: Sequence[str] = ()
+    hands_over: bool = False
 
     def part(self, module: str) -> Any:
         """What a module of the folder calls PROBE, FAKE or RECORDED, after itself: a class, or of `recorded` a function. None

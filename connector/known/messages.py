@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -110,9 +111,9 @@ def blocks_of_both(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]
     if [len(group) for group in ours] != [len(group) for group in theirs]:
         return {}
     return {
-        "blocks_ids": tuple(block for group in ours for block in group),
+        "blocks_ids": tuple(map(int, chain.from_iterable(ours))),
         "blocks_by_group": tuple(map(len, ours)) if len(ours) > 1 else None,
-        "peer_blocks_ids": tuple(block for group in theirs for block in group),
+        "peer_blocks_ids": tuple(map(int, chain.from_iterable(theirs))),
     }
 
 

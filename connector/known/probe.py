@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from kvtrail.connector.known import part_of
 from kvtrail.tracer.events.events import FIELDS
@@ -103,9 +103,13 @@ Change = bytes | tuple[bytes] | None
 """A key that a cache holds now, one that it does not hold any more, in a tuple, or `CLEARED`."""
 
 
-class StoreContents(Protocol):
+MAX_PENDING = 65_536
+"""Changes that wait to be asked for; beyond them the oldest are dropped, which the caller notices by their number."""
+
+
+class StoreContents:
     """All that a connector's store gains and loses, by the hashes of its chunks' last blocks. With several KV cache groups
-    the number of the group follows the hash.
+    the number of the group follows the hash. Subclasses note changes as the store's calls say them.
 
     Attributes:
         tier: the store's name.
@@ -115,6 +119,11 @@ class StoreContents(Protocol):
     tier: str
     changes_in_plans: bool
 
+    def __init__(self) -> None:
+        self._changes: deque[tuple[Change, str | None]] = deque(maxlen=MAX_PENDING)
+        self._failure: Exception | None = None
+        """What could not be noted of a change."""
+
     def changed(self) -> Sequence[tuple[Change, str | None]]:
         """What has changed since the last call, in order, each with the request that did it with a store. Of chunks with one
         hash the first that comes and the last that leaves are changes.
@@ -122,32 +131,19 @@ class StoreContents(Protocol):
         Raises:
             Exception: something of it is not known.
         """
-        ...
-
-    def held(self) -> Sequence[bytes]:
-        """All that it holds, with these changes."""
-        ...
-
-
-MAX_PENDING = 65_536
-"""Changes that wait to be asked for; beyond them the oldest are dropped, which the caller notices by their number."""
-
-
-class NotedChanges:
-    """What has changed in a store, noted as its calls say it, until `changed` asks: for a `StoreContents`."""
-
-    def __init__(self) -> None:
-        self._changes: deque[tuple[Change, str | None]] = deque(maxlen=MAX_PENDING)
-        self._failure: Exception | None = None
-        """What could not be noted of a change."""
-
-    def changed(self) -> Sequence[tuple[Change, str | None]]:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
         changes = list(self._changes)
         self._changes.clear()
         return changes
+
+    def held(self) -> Sequence[bytes]:
+        """All that it holds, with these changes."""
+        raise NotImplementedError
+
+    def _failed(self, error: Exception) -> None:
+        self._failure = error
 
 
 class Probe:

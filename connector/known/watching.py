@@ -8,19 +8,42 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, Self
 
 End = Callable[[Any, Exception | None], object]
 """Sees how a call ends: its result, or what it raised."""
+Failed = Callable[[Exception], object]
 
 
 def _left_out(error: Exception) -> None:
     """Nobody asks what could not be read of a call."""
 
 
-def watch(
-    owner: Any, call: str, begin: Callable[..., End | None], failed: Callable[[Exception], object] = _left_out
-) -> None:
+class _Call:
+    """One call of a method, as a context that ends with it."""
+
+    def __init__(self, begin: Callable[..., End | None], failed: Failed, /, *arguments: Any, **named: Any) -> None:
+        self.result: Any = None
+        self._failed = failed
+        self._end: End | None = None
+        try:
+            self._end = begin(*arguments, **named)
+        except Exception as error:
+            failed(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._end is None or not (error is None or isinstance(error, Exception)):
+            return
+        try:
+            self._end(self.result, error)
+        except Exception as raised:
+            self._failed(raised)
+
+
+def watch(owner: Any, call: str, begin: Callable[..., End | None], failed: Failed = _left_out) -> None:
     """Let `begin` see the arguments of a method before each call, and what it returns see how the call ends; a coroutine's
     ends when it has run. `failed` gets what either of the two raises. An object without the method, of another version, stays
     as it is."""
@@ -28,68 +51,26 @@ def watch(
     if plain is None:
         return
 
-    def begun(*arguments: Any, **named: Any) -> End | None:
-        try:
-            return begin(*arguments, **named)
-        except Exception as error:
-            failed(error)
-            return None
-
-    def ended(end: End | None, result: Any, error: Exception | None) -> None:
-        try:
-            if end is not None:
-                end(result, error)
-        except Exception as raised:
-            failed(raised)
-
     @wraps(plain)
     def watched(*arguments: Any, **named: Any) -> Any:
-        end = begun(*arguments, **named)
-        try:
-            result = plain(*arguments, **named)
-        except Exception as error:
-            ended(end, None, error)
-            raise
-        ended(end, result, None)
-        return result
+        with _Call(begin, failed, *arguments, **named) as each:
+            each.result = plain(*arguments, **named)
+        return each.result
 
     @wraps(plain)
     async def watched_coroutine(*arguments: Any, **named: Any) -> Any:
-        end = begun(*arguments, **named)
-        try:
-            result = await plain(*arguments, **named)
-        except Exception as error:
-            ended(end, None, error)
-            raise
-        ended(end, result, None)
-        return result
+        with _Call(begin, failed, *arguments, **named) as each:
+            each.result = await plain(*arguments, **named)
+        return each.result
 
     setattr(owner, call, watched_coroutine if iscoroutinefunction(plain) else watched)
 
 
-def after(
-    owner: Any, call: str, note: Callable[..., object], failed: Callable[[Exception], object] = _left_out
-) -> None:
-    """Let `note` see what a method of an object returns, and its arguments. `failed` gets what `note` raises. An object
-    without the method, of another version, stays as it is."""
-    plain = getattr(owner, call, None)
-    if iscoroutinefunction(plain):
+def after(owner: Any, call: str, note: Callable[..., object], failed: Failed = _left_out) -> None:
+    """Let `note` see what a method of an object returns, and its arguments, unless it raises. `failed` gets what `note`
+    raises. An object without the method, of another version, stays as it is."""
 
-        def begin(*arguments: Any, **named: Any) -> End:
-            return lambda result, error: None if error is not None else note(result, *arguments, **named)
+    def begin(*arguments: Any, **named: Any) -> End:
+        return lambda result, error: note(result, *arguments, **named) if error is None else None
 
-        watch(owner, call, begin, failed)
-        return
-    if plain is None:
-        return
-
-    @wraps(plain)
-    def watched(*arguments: Any, **named: Any) -> Any:
-        result = plain(*arguments, **named)
-        try:
-            note(result, *arguments, **named)
-        except Exception as error:
-            failed(error)
-        return result
-
-    setattr(owner, call, watched)
+    watch(owner, call, begin, failed)

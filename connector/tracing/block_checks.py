@@ -272,30 +272,28 @@ class WorkerChecks(BlockChecks):
 
     def _fingerprints(self, caches: Mapping[int, Any]) -> dict[int, Any]:
         """Those of each KV cache group."""
-        from kvtrail.connector.fingerprints.all_bytes import AllBytes
-        from kvtrail.connector.fingerprints.some_bytes import SomeBytes
+        from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
 
         num_blocks, heads = self._kv_cache_config.num_blocks, self._heads()
         sizes = {group.number: 0 if group.boundary else group.block_size for group in self._groups}
+        all_bytes = self._settings.checked_bytes is Fingerprints.ALL
         made = {
-            number: SomeBytes(each, num_blocks, sizes[number], heads=heads.get(number, 0))
+            number: BlockFingerprints(each, num_blocks, sizes[number], heads=heads.get(number, 0), all_bytes=all_bytes)
             for number, each in caches.items()
         }
         self._slices = {number: self._slice() for number, each in made.items() if each.of_first_head}
-        if self._settings.checked_bytes is Fingerprints.ALL:
-            return {number: AllBytes(made[number], each) for number, each in caches.items()}
         return made
 
     def _checksums(self, caches: Mapping[int, Any]) -> BlockChecksums | None:
         """For what engines hand over to each other, where they do and requests keep all of their blocks. A scheduler's side
         in this process may read them, too."""
-        from kvtrail.connector.fingerprints.some_bytes import SomeBytes
+        from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
 
         if not self._receives or self._has_groups or any(each.frees_blocks for each in self._groups):
             return None
         (group,), num_blocks = self._groups, self._kv_cache_config.num_blocks
         heads = self._heads().get(group.number, 0)
-        read = BlockChecksums(SomeBytes(caches[group.number], num_blocks, group.block_size, heads=heads))
+        read = BlockChecksums(BlockFingerprints(caches[group.number], num_blocks, group.block_size, heads=heads))
         if self._vllm_config.parallel_config.world_size == 1:
             checksums.enter(self._engine_id, read)
         return read

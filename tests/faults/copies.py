@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvtrail.connector.faults import Fault
+from faults.fault import Fault
 
 LATE_STEPS = 3
 """How much later a late store runs."""

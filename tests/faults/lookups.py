@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from kvtrail.connector.faults import Answer, Fault
+from faults.fault import Answer, Fault
 
 
 class EndlessDeferral(Fault):

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from kvtrail.connector.faults import BLOCK_SIZE, Answer, Fault
+from faults.fault import BLOCK_SIZE, Answer, Fault
 
 
 class WrongResumeOffset(Fault):

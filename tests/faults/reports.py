@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.connector.faults import BLOCK_SIZE, Answer, Fault
+from faults.fault import BLOCK_SIZE, Answer, Fault
 from kvtrail.connector.known.probe import ProbeEvent
 from kvtrail.tracer.events.semconv import Kind
 

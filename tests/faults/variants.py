@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from faults.fault import Fault
 from faults.reports import ShortLoad
-from kvtrail.connector.faults import Fault
 from kvtrail.tracer.events.capabilities import Capability
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,19 +23,11 @@ import forks
 from processes import Tracer, free_port, until
 from processes import serve as start_sidecar
 
-from kvtrail.connector.demo.engine_process import serve
-from kvtrail.connector.demo.pair import (
-    ALONE,
-    AT_KVTRAIL,
-    DECODE,
-    ENVIRONMENT,
-    PREFILL,
-    SLOW_S,
-    AskedEngine,
-    nixl,
-    prefilled,
-)  # fmt: skip
+from kvtrail.connector.demo import engine_process
+from kvtrail.connector.demo.engine_process import Answer
+from kvtrail.connector.demo.pair import ALONE, AT_KVTRAIL, DECODE, ENVIRONMENT, PREFILL, SLOW_S, AskedEngine, nixl
 from kvtrail.connector.demo.workload import DemoRequest
+from kvtrail.connector.simulate.pairs.router import ASKED_TO_PREFILL
 
 ROLES = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
 """Of a connector that asks for them."""
@@ -71,6 +66,50 @@ def _of_one_role(name: str) -> dict[str, Any]:
     return {"kv_connector": name, "kv_connector_module_path": AT_KVTRAIL, "kv_role": None}
 
 
+class Served(engine_process._Served):
+    """An engine whose clients may go away after some steps."""
+
+    def __init__(self, connection: Connection, llm: Any) -> None:
+        super().__init__(connection, llm)
+        self._to_abort: dict[str, int] = {}
+        step = self._engine.step
+
+        def stepped() -> Any:
+            self._abort_those_due()
+            return step()
+
+        self._engine.step = stepped
+
+    def ask(  # type: ignore[override]  # it is asked for more
+        self, number: int, external_id: str, prompt: Any, max_tokens: int, params: Any, aborted_after: int | None
+    ) -> None:
+        """`aborted_after`: the client goes away after this many steps."""
+        super().ask(number, external_id, prompt, max_tokens, params)
+        if aborted_after is not None:
+            self._to_abort[external_id] = aborted_after
+
+    def _abort_those_due(self) -> None:
+        for external_id, steps in list(self._to_abort.items()):
+            if steps > 0:
+                self._to_abort[external_id] = steps - 1
+                continue
+            del self._to_abort[external_id]
+            self._engine.abort_request([external_id])
+            self._answer(external_id, (), "abort")
+
+
+def serve(
+    connection: Connection, folder: Path, connector: Mapping[str, Any] | None, *arguments: Any, **named: Any
+) -> None:
+    """`engine_process.serve` with such an engine."""
+    import torch
+
+    if connector is not None and connector["kv_connector"] == "MooncakeConnector":
+        torch.accelerator.current_device_index = lambda: 0  # it asks for the number of its GPU
+    engine_process._Served = Served  # type: ignore[misc]
+    engine_process.serve(connection, folder, connector, *arguments, **named)
+
+
 class Engine(AskedEngine):
     """An engine's process, which is a fork of one that has imported vLLM."""
 
@@ -89,9 +128,27 @@ class Engine(AskedEngine):
         log = folder / f"{name}.log"
         own = {**os.environ, **ENVIRONMENT, **MOONCAKE, "OTEL_SERVICE_NAME": name, **environment}
         model = folder / "model"  # the same for both: NIXL compares its path
-        self._process = forks.start(serve, theirs, model, connector, hybrid, step_tokens, environment=own, out=log)
+        overrides = {} if step_tokens is None else {"max_num_batched_tokens": step_tokens}
+        start = partial(serve, **overrides)
+        self._process = forks.start(start, theirs, model, connector, hybrid, environment=own, out=log)
         theirs.close()
         super().__init__(name, channel, log)
+
+    def ask(
+        self,
+        job: DemoRequest,
+        params: Mapping[str, Any] | None = None,
+        *,
+        aborted_after: int | None = None,
+        external_id: str = "",
+    ) -> Future[Answer]:
+        """
+        Args:
+            params: the `kv_transfer_params`.
+            aborted_after: after this many steps its client goes away.
+            external_id: the id that its client chose, if that is not the job's.
+        """
+        return self._asked("ask", external_id or job.id, job.prompt, job.max_tokens, params, aborted_after)
 
     def kill(self) -> None:
         assert self._process.pid is not None
@@ -152,10 +209,12 @@ class Pair:
 
     def prefilled(self, job: DemoRequest, external_id: str = "") -> Mapping[str, Any]:
         """Have a request prefilled; the params for the engine that decodes it."""
-        asked = self._asks(job)
+        asked, one_token = self._asks(job), replace(job, max_tokens=1)
         if asked.to_decode is None:
-            return prefilled(self.prefill, job, external_id)
-        self.prefill.ask(replace(job, max_tokens=1), asked.to_prefill, external_id=external_id).result(SLOW_S)
+            params = self.prefill.ask(one_token, ASKED_TO_PREFILL, external_id=external_id).result(SLOW_S).params
+            assert params is not None, f"{job.id} was not handed over"
+            return params
+        self.prefill.ask(one_token, asked.to_prefill, external_id=external_id).result(SLOW_S)
         return asked.to_decode
 
     def wait_until_nothing_is_kept(self) -> None:
@@ -187,7 +246,7 @@ def pair(folder: Path, connector: Mapping[str, Any], *, hybrid: bool, step_token
             own = _of_engine(connector, name, folder)
             engines.append(Engine(name, folder, own, environment, hybrid=hybrid, step_tokens=step_tokens))
         for engine in engines:
-            engine.wait_until_ready()
+            engine.ready.result(SLOW_S)
         prefill, decode = engines
         yield Pair(prefill, decode, sidecar, folder, _router_of(connector["kv_connector"], bootstrap_port))
     finally:
@@ -211,7 +270,7 @@ def alone(folder: Path, *, hybrid: bool = False) -> Iterator[Engine]:
     """An engine without any connector: its tokens are those that a pair has to give."""
     engine = Engine(ALONE, folder, None, {}, hybrid=hybrid)
     try:
-        engine.wait_until_ready()
+        engine.ready.result(SLOW_S)
         yield engine
     finally:
         engine.end()

@@ -670,10 +670,6 @@ class Notice(StrEnum):
     """The bytes are where they are needed, or nothing is needed."""
     REGISTRATION = "registration"
     """The engine that takes names its blocks, for the other one to write to."""
-    HEARTBEAT = "heartbeat"
-    """The engine that takes still waits."""
-    ABORT = "abort"
-    """The request has ended: nothing is to be read or written."""
     REFUSAL = "refusal"
     """What was asked for is not there, or not any more."""
     UNKNOWN = "unknown"
@@ -691,8 +687,8 @@ class Notification(Event, kw_only=True, gc=False):
         Name,
         _on_wire(
             "kvtrail.notification",
-            "What it says: `handshake` (one that failed), `done`, `registration`, `heartbeat` (the first of a request that is"
-            " sent, and that extends no lease), `abort`, `refusal`, `unknown`, or a connector's own word.",
+            "What it says: `handshake` (one that failed), `done`, `registration`, `refusal`, `unknown`, or a connector's own"
+            " word.",
         ),
     ]
     direction: Annotated[Name, _on_wire("kvtrail.notification.direction", "`sent` or `received`.", "direction")]

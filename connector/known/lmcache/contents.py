@@ -16,7 +16,8 @@ from functools import wraps
 from typing import Any
 from weakref import WeakValueDictionary
 
-from kvtrail.connector.known.probe import CLEARED, NotedChanges
+from kvtrail.connector.known.probe import CLEARED, StoreContents
+from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.semconv import HASH_BYTES
 
 BACKEND = "LocalCPUBackend"
@@ -24,7 +25,7 @@ TIER = "cpu"
 _OF_ENGINES: WeakValueDictionary[str, Contents] = WeakValueDictionary()
 
 
-class Contents(NotedChanges):
+class Contents(StoreContents):
     """Follows the local CPU backend of one engine.
 
     Attributes:
@@ -78,22 +79,8 @@ class Contents(NotedChanges):
         return list(self._copies)
 
     def _hear(self, worker: Any, engine: Any, backend: Any) -> None:
-        """Note each chunk that comes and goes: LMCache's calls say it, and do what they did."""
-        store, put, remove, clear = engine.store, backend.submit_put_task, backend.remove, backend.clear
+        """Note each chunk that comes and goes: LMCache's calls say it."""
         process: Callable[..., Iterator[Any]] = engine.token_database.process_tokens
-
-        @wraps(store)
-        def storing(*arguments: Any, **named: Any) -> Any:
-            try:
-                tokens = arguments[0] if arguments else named.get("tokens")
-                self._storing = named.get("req_id") or _storing(worker, tokens)
-            except Exception as error:
-                self._failure = error
-            try:
-                return store(*arguments, **named)
-            finally:
-                self._storing = None
-                self._ends.clear()
 
         @wraps(process)
         def processing(*arguments: Any, **named: Any) -> Iterator[Any]:
@@ -102,38 +89,39 @@ class Contents(NotedChanges):
                     self._ends[chunk[2]] = chunk[1]
                 yield chunk
 
-        @wraps(put)
-        def putting(key: Any, *arguments: Any, **named: Any) -> Any:
-            answer = put(key, *arguments, **named)
-            try:
-                if key not in self._names and key in backend.hot_cache:
-                    self._gained(key, worker._block_size)
-            except Exception as error:
-                self._failure = error
-            return answer
+        def storing(*arguments: Any, **named: Any) -> End:
+            tokens = arguments[0] if arguments else named.get("tokens")
+            self._storing = named.get("req_id") or _storing(worker, tokens)
+            return self._on_stored
 
-        @wraps(remove)
-        def removing(key: Any, *arguments: Any, **named: Any) -> Any:
-            answer = remove(key, *arguments, **named)
-            try:
-                if key in self._names and key not in backend.hot_cache:
-                    self._lost(key)
-            except Exception as error:
-                self._failure = error
-            return answer
+        def put(answer: Any, key: Any, *arguments: Any, **named: Any) -> None:
+            if key not in self._names and key in backend.hot_cache:
+                self._gained(key, worker._block_size)
 
-        @wraps(clear)
-        def clearing(*arguments: Any, **named: Any) -> Any:
-            was_held, waiting = bool(self._names), self._changes
-            self._changes = deque()
-            try:
-                return clear(*arguments, **named)
-            finally:
-                gone, self._changes = self._changes, waiting
-                waiting.extend(gone if self._names or not was_held else [(CLEARED, None)])
+        def removed(answer: Any, key: Any, *arguments: Any, **named: Any) -> None:
+            if key in self._names and key not in backend.hot_cache:
+                self._lost(key)
 
-        engine.store, engine.token_database.process_tokens = storing, processing
-        backend.submit_put_task, backend.remove, backend.clear = putting, removing, clearing
+        engine.token_database.process_tokens = processing
+        watch(engine, "store", storing, self._failed)
+        after(backend, "submit_put_task", put, self._failed)
+        after(backend, "remove", removed, self._failed)
+        watch(backend, "clear", self._on_clear)
+
+    def _on_stored(self, *_: Any) -> None:
+        self._storing = None
+        self._ends.clear()
+
+    def _on_clear(self, *_: Any, **named: Any) -> End:
+        """Chunks that are in use stay: then each of the others leaves by itself."""
+        was_held, waiting = bool(self._names), self._changes
+        self._changes = deque()
+
+        def cleared(*_: Any) -> None:
+            gone, self._changes = self._changes, waiting
+            waiting.extend(gone if self._names or not was_held else [(CLEARED, None)])
+
+        return cleared
 
     def _gained(self, key: Any, block_size: int) -> None:
         """A chunk of the request that is being stored has come.

@@ -30,7 +30,7 @@ CONNECTOR = KnownConnector(
     capabilities=frozenset({Capability.HANDS_ON, Capability.RECEIVES_ONCE, Capability.REPORTS_LEASES}),
     compared_by_name=True,
     other_writers=True,
-    hands_over=("NixlConnector", "NixlPullConnector", "NixlPushConnector"),
+    hands_over=True,
     patience=_patience,
     lease=_lease,
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import local
 from typing import Any
 
+from kvtrail.connector.known.messages import Messages, notification
 from kvtrail.connector.known.nixl.transfers import Transfers
-from kvtrail.connector.known.probe import MAX_PENDING, Probe, ProbeEvent
+from kvtrail.connector.known.probe import Probe, ProbeEvent
 from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Direction, Notice
@@ -20,8 +20,6 @@ HEARTBEAT, REGISTRATION = b"HB:", b"PUSH_REG:"
 """How the messages begin that say nothing of a transfer; the others are `REQUEST:EXPECTED`."""
 MAX_ENGINES = 256
 """Other engines with which a handshake is followed."""
-MAX_HEARTBEATS = 4096
-"""Requests with a recorded heartbeat; beyond that the oldest may be recorded again."""
 
 
 class NixlProbe(Probe):
@@ -31,10 +29,7 @@ class NixlProbe(Probe):
     report_calls = ("start_load_kv", "get_transfer_results", "get_finished")
 
     def __init__(self) -> None:
-        self._seen: deque[ProbeEvent] = deque(maxlen=MAX_PENDING)
-        """Filled by all threads of the worker."""
-        self._waiting: BoundedDict[tuple[str, str], bool] = BoundedDict(MAX_HEARTBEATS)
-        """Requests with a recorded heartbeat, by direction and id."""
+        self._messages = Messages()
         self._handshakes: BoundedDict[str, Any] = BoundedDict(MAX_ENGINES)
         """The last handshake with each engine that was under way."""
         self._sending = local()
@@ -47,23 +42,14 @@ class NixlProbe(Probe):
         reads = hasattr(worker, "_read_blocks")
         after(worker.nixl_wrapper, "get_new_notifs", partial(self._note_messages, worker, reads))
         watch(worker.nixl_wrapper, "send_notif", self._note_sending)
-        Transfers(worker, self._seen.append, self._unsent)
-        if hasattr(worker, "_reap_expired_send_leases"):
-            self._note_expired(worker)
-        else:  # before vLLM 0.31
-            self._note_expired_in_place(worker)
+        Transfers(worker, self._messages.note, self._unsent)
+        watch(worker, "_reap_expired_send_leases", partial(self._note_expired, worker))
         after(worker, "_handle_heartbeat", partial(self._note_extended, worker))
-        after(worker, "_send_heartbeats", partial(self._note_waiting, worker))
         after(worker, "_do_send_reg_notif", partial(self._note_registration, worker))
         after(worker, "_ensure_handshake", self._note_handshake)
 
     def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
-        if not self._seen:
-            return ()
-        seen = []
-        while self._seen:
-            seen.append(self._seen.popleft())
-        return seen
+        return self._messages.take()
 
     def _note_messages(self, worker: Any, reads: bool, taken: Mapping[Any, Iterable[bytes]]) -> None:
         for peer, messages in taken.items():
@@ -82,7 +68,7 @@ class NixlProbe(Probe):
         elif reads:
             if not hasattr(worker, "expected_consumer_notifications_by_req"):
                 expected = max(1, expected // worker.world_size)  # before vLLM 0.32 the number is that of all its ranks
-            self._seen.append(ProbeEvent.of(Kind.READ, request_id, peer=peer, notifications_expected=expected))
+            self._messages.note(Kind.READ, request_id, peer=peer, notifications_expected=expected)
         else:  # the number is that of all the writer's ranks; those that write to this one are as many times fewer
             meta = worker._recving_metadata.get(request_id)
             writers = max(1, expected // worker.world_size) * getattr(meta, "pp_size", 1)
@@ -132,69 +118,27 @@ class NixlProbe(Probe):
 
         pending.add_done_callback(over)
 
-    def _note_waiting(self, worker: Any, _: Any, metadata: Any) -> None:
-        """The first heartbeat of each request; the other engine records the extensions."""
-        for engine, waiting in metadata.heartbeat_by_engine.items():
-            if engine in worker._remote_agents:
-                for request_id in sorted(waiting.req_ids):
-                    if self._is_first(Direction.SENT, request_id):
-                        self._notice(None, Notice.HEARTBEAT, Direction.SENT, peer=engine, peer_request=request_id)
-
     def _note_extended(self, worker: Any, _: Any, payload: str) -> None:
-        """A heartbeat of an engine that is to read names the requests that it waits for. Of what is not kept, or not any
-        more, the first is recorded."""
+        """A heartbeat of an engine that is to read names the requests that it waits for."""
         lease_s = round(worker._lease_extension)
         for each in payload.split(","):
             if each in worker._reqs_to_send:
-                self._seen.append(ProbeEvent.of(Kind.LEASE, each, lease_s=lease_s))
-            elif self._is_first(Direction.RECEIVED, each):
-                self._notice(each, Notice.HEARTBEAT, Direction.RECEIVED)
+                self._messages.note(Kind.LEASE, each, lease_s=lease_s)
 
-    def _note_expired(self, worker: Any) -> None:
+    def _note_expired(self, worker: Any, done: set[str], *_: Any) -> End | None:
         """What `_reap_expired_send_leases` adds to the requests that are done is given up without all of its readers."""
-        reap = worker._reap_expired_send_leases
+        if not worker._reqs_to_send:  # nothing is kept: most steps of an engine that decodes
+            return None
+        before = set(done)
 
-        def noted(done: set[str], *arguments: Any) -> Any:
-            if not worker._reqs_to_send:  # nothing is kept: most steps of an engine that decodes
-                return reap(done, *arguments)
-            before = set(done)
-            result = reap(done, *arguments)
-            if len(done) > len(before):
-                with suppress(Exception):
-                    expired = sorted(done - before)
-                    self._seen.extend(ProbeEvent.of(Kind.FREE, each, lease_expired=True) for each in expired)
-            return result
+        def reaped(*_: Any) -> None:
+            for each in sorted(done - before):
+                self._messages.note(Kind.FREE, each, lease_expired=True)
 
-        worker._reap_expired_send_leases = noted
-
-    def _note_expired_in_place(self, worker: Any) -> None:
-        """What is added to the set that `_get_new_notifs` returned, of requests that all readers have reported, is given up
-        without all of them."""
-        latest: list[tuple[set[str], frozenset[str]]] = []
-
-        def noted(done: set[str]) -> None:
-            latest[:] = [(done, frozenset(done))]
-
-        def compared(_: Any, *arguments: Any) -> None:
-            for done, reported in latest:
-                expired = sorted(done - reported)
-                self._seen.extend(ProbeEvent.of(Kind.FREE, each, lease_expired=True) for each in expired)
-            latest.clear()
-
-        after(worker, "_get_new_notifs", noted)
-        after(worker, "get_transfer_results" if hasattr(worker, "get_transfer_results") else "get_finished", compared)
-
-    def _is_first(self, direction: Direction, request_id: str) -> bool:
-        key = (direction.value, request_id)
-        known = key in self._waiting
-        self._waiting[key] = True
-        return not known
+        return reaped
 
     def _notice(self, request_id: str | None, what: Notice, direction: Direction, **values: Any) -> None:
-        event = ProbeEvent.of(
-            Kind.NOTIFICATION, request_id, notification=what.value, direction=direction.value, **values
-        )
-        self._seen.append(event)
+        self._messages.note(Kind.NOTIFICATION, request_id, **notification(what, direction, **values))
 
 
 def _number_of(blocks: Any) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
-from kvtrail.connector.known.probe import ProbeEvent
+from kvtrail.connector.known.messages import blocks_of_both, notification, transfer
 from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
@@ -32,7 +31,7 @@ class _Posted(NamedTuple):
 class Transfers:
     """Follows a worker's transfers: those of an engine that decodes and reads, or of one that prefills and writes."""
 
-    def __init__(self, worker: Any, note: Callable[[ProbeEvent], object], unsent: Callable[[], str | None]) -> None:
+    def __init__(self, worker: Any, note: Callable[..., object], unsent: Callable[[], str | None]) -> None:
         """`note` takes what is seen, on any thread; `unsent` says why this thread's last notification was not sent."""
         self._worker, self._note, self._unsent = worker, note, unsent
         self._open: BoundedDict[str, list[_Posted]] = BoundedDict(MAX_OPEN)
@@ -71,14 +70,11 @@ class Transfers:
     def _end_read(self, local: Blocks, remote: Blocks, error: Exception | None) -> None:
         post, expected = self._posting, self._posting.get("expected_consumers")
         if not any(map(len, local)):  # nothing is needed: a notification alone is sent
-            self._note(
-                ProbeEvent.of(
-                    Kind.NOTIFICATION, post["request_id"], notification=Notice.DONE.value, blocks_count=0,
-                    direction=Direction.SENT.value, peer=post["dst_engine_id"], peer_rank=self._rank(),
-                    peer_request=post["remote_request_id"], notifications_expected=expected,
-                    reason=self._unsent(),
-                )
+            values = notification(
+                Notice.DONE, Direction.SENT, blocks_count=0, peer=post["dst_engine_id"], peer_rank=self._rank(),
+                peer_request=post["remote_request_id"], notifications_expected=expected, reason=self._unsent(),
             )  # fmt: skip
+            self._note(Kind.NOTIFICATION, post["request_id"], **values)
         else:
             self._posted(local, remote, expected, error)
 
@@ -146,12 +142,8 @@ class Transfers:
         return _Posted(remote.engine_id, None, remote.request_id) if remote else _Posted("", None, "")
 
     def _seen(self, state: XferState, request_id: str, one: _Posted, reason: str | None, **values: Any) -> None:
-        self._note(
-            ProbeEvent.of(
-                Kind.XFER, request_id, xfer_op=self._op.value, xfer_state=state.value, peer=one.peer or None,
-                peer_rank=one.rank, peer_request=one.request or None, reason=reason, **values,
-            )
-        )  # fmt: skip
+        about = {"peer": one.peer or None, "peer_rank": one.rank, "peer_request": one.request or None, "reason": reason}
+        self._note(Kind.XFER, request_id, **transfer(self._op, state, **about, **values))
 
     def _blocks(self, local: Blocks, remote: Blocks) -> dict[str, Any]:
         """The numbers of vLLM's blocks, and their ids where NIXL has no smaller ones."""
@@ -160,12 +152,7 @@ class Transfers:
         number = sum(map(len, local))
         if ratio != 1 or theirs != 1:
             return {"blocks_count": -(-number // ratio)}
-        return {
-            "blocks_count": number,
-            "blocks_ids": tuple(map(int, chain.from_iterable(local))),
-            "blocks_by_group": tuple(map(len, local)) if len(local) > 1 else None,
-            "peer_blocks_ids": tuple(map(int, chain.from_iterable(remote))),
-        }
+        return {"blocks_count": number, **blocks_of_both(local, remote)}
 
     def _info(self) -> Any:
         return self._worker.transfer_topo.get_engine_info(self._posting["dst_engine_id"])

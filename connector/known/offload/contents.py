@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import wraps
 from itertools import groupby
 from typing import Any
 
-from kvtrail.connector.known.probe import CLEARED, Change, Evicted, NotedChanges
+from kvtrail.connector.known.probe import CLEARED, Change, Evicted, StoreContents
+from kvtrail.connector.known.watching import after
 from kvtrail.tracer.events.semconv import GROUP_BYTES, HASH_BYTES
 
 
-class Contents(NotedChanges):
+class Contents(StoreContents):
     """Follows a connector by its plans and evictions. Full attention and a recurrent state are in a chunk or not, and named
     by the hash of its last block; of other groups a chunk may have some blocks only, and each has a name."""
 
@@ -27,16 +27,11 @@ class Contents(NotedChanges):
         self._connector = connector
         self._held: defaultdict[str, list[bytes]] = defaultdict(list)
         """The names of what each chunk has, by its key."""
-        scheduler = connector._scheduler
-        reset = scheduler.reset
+        after(connector._scheduler, "reset", self._on_reset)
 
-        @wraps(reset)
-        def resetting() -> None:
-            reset()
-            self._held.clear()
-            self._changes.append((CLEARED, None))
-
-        scheduler.reset = resetting
+    def _on_reset(self, result: None) -> None:
+        self._held.clear()
+        self._changes.append((CLEARED, None))
 
     def held(self) -> Sequence[bytes]:
         return [name for names in self._held.values() for name in names]

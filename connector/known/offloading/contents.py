@@ -5,16 +5,16 @@ With one group its plans and evictions say the same, and the reasons why somethi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from kvtrail.connector.known.probe import CLEARED, Change, NotedChanges
+from kvtrail.connector.known.probe import CLEARED, Change, StoreContents
+from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.semconv import GROUP_BYTES, HASH_BYTES
 
 
-class Contents(NotedChanges):
-    """Follows a manager: its calls say what comes and goes, and do what they did."""
+class Contents(StoreContents):
+    """Follows a manager by its calls."""
 
     tier = "cpu"
     changes_in_plans = True
@@ -23,35 +23,19 @@ class Contents(NotedChanges):
         """`chunks` gives all that the store has, by key, be it ready or on its way there."""
         super().__init__()
         self._chunks = chunks
-        prepare, complete, reset = manager.prepare_store, manager.complete_store, manager.reset_cache
+        after(manager, "prepare_store", self._on_prepared, self._failed)
+        watch(manager, "complete_store", self._on_complete, self._failed)
+        after(manager, "reset_cache", self._on_reset)
 
-        @wraps(prepare)
-        def prepare_store(keys: Any, context: Any, *more: Any, **named: Any) -> Any:
-            prepared = prepare(keys, context, *more, **named)
-            try:
-                gone = () if prepared is None else prepared.evicted_keys
-                self._note([(_name(key),) for key in gone], context)
-            except Exception as error:
-                self._failure = error
-            return prepared
+    def _on_prepared(self, prepared: Any, keys: Any, context: Any, *more: Any, **named: Any) -> None:
+        self._note([(_name(key),) for key in (() if prepared is None else prepared.evicted_keys)], context)
 
-        @wraps(complete)
-        def complete_store(keys: Collection[bytes], context: Any, *more: Any, **named: Any) -> Any:
-            held = self._ready(keys)
-            answer = complete(keys, context, *more, **named)
-            try:
-                self._note([_name(key) for key in self._ready(keys) if key not in held], context)
-            except Exception as error:
-                self._failure = error
-            return answer
+    def _on_complete(self, keys: Any, context: Any, *more: Any, **named: Any) -> End:
+        held = self._ready(keys)
+        return lambda *_: self._note([_name(key) for key in self._ready(keys) if key not in held], context)
 
-        @wraps(reset)
-        def reset_cache(*arguments: Any, **named: Any) -> Any:
-            answer = reset(*arguments, **named)
-            self._changes.append((CLEARED, None))
-            return answer
-
-        manager.prepare_store, manager.complete_store, manager.reset_cache = prepare_store, complete_store, reset_cache
+    def _on_reset(self, *_: Any, **named: Any) -> None:
+        self._changes.append((CLEARED, None))
 
     def held(self) -> Sequence[bytes]:
         return [_name(key) for key in self._ready(self._chunks())]

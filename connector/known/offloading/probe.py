@@ -4,26 +4,32 @@ loses.
 It does not store the matched prefix after a lookup, so that stays unknown. In vLLM 0.20 its transfers have no numbers,
 and nothing of them is seen. What a store gains and loses is seen where that is in host memory alone; keys in plans where
 there is one KV cache group. Of a store of several tiers it is seen what lookups fetch into host memory, and which of that
-leaves it again before it is loaded; not how else chunks move between tiers, but for what the P2P tier does (`peers`).
+leaves it again before it is loaded; not how else chunks move between tiers.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial, wraps
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from kvtrail.connector.known.messages import Messages
-from kvtrail.connector.known.offloading import peers
 from kvtrail.connector.known.offloading.contents import Contents
-from kvtrail.connector.known.probe import Evicted, GroupHit, Planned, Probe, ProbeEvent, Seen, StoreContents
+from kvtrail.connector.known.probe import (
+    MAX_PENDING,
+    Evicted,
+    GroupHit,
+    Planned,
+    Probe,
+    ProbeEvent,
+    Seen,
+    StoreContents,
+)
+from kvtrail.connector.known.watching import after
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.semconv import Kind
 
-MAX_PENDING = 65_536
-"""Evictions that wait to be recorded."""
 MAX_FETCHED = 65_536
 """Chunks remembered as fetched into host memory."""
 MAX_BOUNDARIES = 64
@@ -51,11 +57,6 @@ class OffloadingProbe(Probe):
         """Of several KV cache groups."""
         self._failure: Exception | None = None
         """What could not be noted of an eviction."""
-        self._messages = Messages()
-        """Of the P2P tier."""
-
-    def made(self, connector: Any) -> None:
-        peers.follow(connector, self._messages)
 
     def knows_plans(self) -> bool:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
@@ -64,10 +65,10 @@ class OffloadingProbe(Probe):
 
     def chunk_size(self, connector: Any) -> int | None:
         """Only where chunks are seen, too: in a store in host memory alone."""
-        return None if _held(connector) is None else _tokens_per_chunk(connector) or _in_all_groups(connector)
+        return None if _held(connector) is None else _tokens_per_chunk(connector)
 
     def contents(self, connector: Any) -> StoreContents | None:
-        if self._contents is None and _held(connector) is not None and _in_all_groups(connector) is not None:
+        if self._contents is None and self.chunk_size(connector) is not None and len(_groups(connector)) > 1:
             self._contents = Contents(connector.connector_scheduler.manager, lambda: _held(connector))
         return self._contents
 
@@ -78,7 +79,7 @@ class OffloadingProbe(Probe):
     def groups(self, connector: Any, request: Any, computed: int, claimed: int) -> Sequence[GroupHit]:
         scheduler, held = connector.connector_scheduler, _held(connector)
         status = scheduler._req_status.get(request.request_id)
-        configs = getattr(scheduler.config, "kv_group_configs", ())
+        configs = _groups(connector)
         if held is None or status is None or len(configs) < 2 or getattr(status, "partial_tail_boundary", None):
             return ()  # a boundary within a block has keys of its own
         return [
@@ -93,21 +94,21 @@ class OffloadingProbe(Probe):
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if self._follows is None:  # nothing can have left an empty store before
             self._follow(connector)
-        news = self._evicted or self._fetches or self._failure or self._messages
+        news = self._evicted or self._fetches or self._failure
         if not hasattr(metadata, "load_jobs") or not (
             metadata.load_jobs or metadata.store_jobs or metadata.jobs_to_flush or news
         ):
             return None
         size = connector._vllm_config.cache_config.block_size
         scheduler = None if self.chunk_size(connector) is None else connector.connector_scheduler
-        groups = getattr(connector.connector_scheduler.config, "kv_group_configs", ())
+        groups = _groups(connector)
         planned = partial(_planned_in_groups, connector.connector_scheduler, groups)
         if len(groups) < 2:
             planned = partial(_planned, scheduler, size)
         loads = [planned(number, job, job.dst_spec) for number, job in metadata.load_jobs.items()]
         stores = [planned(number, job, job.src_spec) for number, job in metadata.store_jobs.items()]
         evicted = self.forgotten(connector)
-        events = [*(self._take_fetches(connector) if self._fetches else ()), *self._messages.take()]
+        events = self._take_fetches(connector) if self._fetches else ()
         return Seen(loads, stores, evicted, flushed=tuple(metadata.jobs_to_flush or ()), events=events)
 
     def forgotten(self, connector: Any) -> Sequence[Evicted]:
@@ -130,84 +131,56 @@ class OffloadingProbe(Probe):
         ]
 
     def _follow(self, connector: Any) -> None:
-        """Note what leaves the store: the calls of its manager say it, and do what they did."""
+        """Note what leaves the store: the calls of its manager say it."""
         self._follows = manager = connector.connector_scheduler.manager
-        if (host := getattr(manager, "primary_tier", None)) is not None:
-            self._follow_tiers(manager, host, connector)
         tokens = _tokens_per_chunk(connector)
-        if tokens is None or _held(connector) is None:
+        if tokens is None or len(_groups(connector)) > 1:
             return
-        prepare: Callable[..., Any] = manager.prepare_store
-        complete: Callable[..., Any] = manager.complete_store
+        if (host := getattr(manager, "primary_tier", None)) is not None:
+            self._follow_tiers(manager, host, tokens)
+        if _held(connector) is None:
+            return
 
         def note(keys: Iterable[bytes], request_id: str | None) -> None:
             self._evicted.extend([Evicted(_short(key), tokens, None, request_id) for key in keys])
 
-        @wraps(prepare)
-        def prepare_store(keys: Any, context: Any, *more: Any, **named: Any) -> Any:
-            prepared = prepare(keys, context, *more, **named)
-            try:
-                if prepared is not None and prepared.evicted_keys:
-                    note(prepared.evicted_keys, getattr(context, "req_id", None))
-            except Exception as error:
-                self._failure = error
-            return prepared
+        def prepared(answer: Any, keys: Any, context: Any, *more: Any, **named: Any) -> None:
+            if answer is not None and answer.evicted_keys:
+                note(answer.evicted_keys, getattr(context, "req_id", None))
 
-        @wraps(complete)
-        def complete_store(keys: Any, *more: Any, **named: Any) -> Any:
-            answer = complete(keys, *more, **named)
-            try:
-                held = _held(connector) or ()
-                note([key for key in keys if key not in held], None)  # those with a failed copy
-            except Exception as error:
-                self._failure = error
-            return answer
+        def completed(answer: Any, keys: Any, *more: Any, **named: Any) -> None:
+            held = _held(connector) or ()
+            note([key for key in keys if key not in held], None)  # those with a failed copy
 
-        manager.prepare_store, manager.complete_store = prepare_store, complete_store
+        after(manager, "prepare_store", prepared, self._failed)
+        after(manager, "complete_store", completed, self._failed)
 
-    def _follow_tiers(self, manager: Any, host: Any, connector: Any) -> None:
+    def _failed(self, error: Exception) -> None:
+        self._failure = error
+
+    def _follow_tiers(self, manager: Any, host: Any, tokens: int) -> None:
         """Note what a manager of several tiers fetches into host memory, and what of that leaves it before it is loaded."""
-        tokens = _tokens_per_chunk(connector)
-        promote: Callable[..., Any] | None = getattr(manager, "_initiate_promotion", None)
-        load: Callable[..., Any] = manager.prepare_load
-        prepare: Callable[..., Any] = host.prepare_store
-        if tokens is None or promote is None or not hasattr(host, "prepare_write"):
+        if not hasattr(manager, "_initiate_promotion") or not hasattr(host, "prepare_write"):
             return
 
-        @wraps(promote)
-        def fetch(tier: int, key: bytes, context: Any, *more: Any, **named: Any) -> Any:
-            has_begun = promote(tier, key, context, *more, **named)
-            try:
-                if has_begun:
-                    self._fetches.append((context.req_id, key))
-                    self._fetched[key] = None
-            except Exception as error:
-                self._failure = error
-            return has_begun
+        def promoted(has_begun: bool, tier: int, key: bytes, context: Any, *more: Any, **named: Any) -> None:
+            if has_begun:
+                self._fetches.append((context.req_id, key))
+                self._fetched[key] = None
 
-        @wraps(load)
-        def prepare_load(keys: Any, *more: Any, **named: Any) -> Any:
-            prepared = load(keys, *more, **named)
-            try:
-                for key in keys if self._fetched else ():
-                    self._fetched.pop(key, None)
-            except Exception as error:
-                self._failure = error
-            return prepared
+        def loaded(answer: Any, keys: Any, *more: Any, **named: Any) -> None:
+            for key in keys if self._fetched else ():
+                self._fetched.pop(key, None)
 
-        @wraps(prepare)
-        def prepare_store(keys: Any, context: Any, *more: Any, **named: Any) -> Any:
-            prepared = prepare(keys, context, *more, **named)
-            try:
-                for key in () if prepared is None else prepared.evicted_keys:
-                    if self._fetched.pop(key, key) is None:
-                        self._evicted.append(Evicted(_short(key), tokens, None, context.req_id, HOST))
-            except Exception as error:
-                self._failure = error
-            return prepared
+        def prepared(answer: Any, keys: Any, context: Any, *more: Any, **named: Any) -> None:
+            for key in () if answer is None else answer.evicted_keys:
+                if self._fetched.pop(key, key) is None:
+                    self._evicted.append(Evicted(_short(key), tokens, None, context.req_id, HOST))
 
-        manager._initiate_promotion, manager.prepare_load = fetch, prepare_load
-        host.prepare_store = host.prepare_write = prepare_store
+        after(manager, "_initiate_promotion", promoted, self._failed)
+        after(manager, "prepare_load", loaded, self._failed)
+        for call in ("prepare_store", "prepare_write"):
+            after(host, call, prepared, self._failed)
 
     def _take_fetches(self, connector: Any) -> list[ProbeEvent]:
         """The fetches that were not reported yet: one event for chunks of a request that follow each other."""
@@ -231,18 +204,16 @@ class OffloadingProbe(Probe):
         ]
 
 
+def _groups(connector: Any) -> Sequence[Any]:
+    """How the KV cache groups are configured."""
+    groups: Sequence[Any] = getattr(getattr(connector.connector_scheduler, "config", None), "kv_group_configs", ())
+    return groups
+
+
 def _tokens_per_chunk(connector: Any) -> int | None:
-    """Tokens of a chunk, with one KV cache group."""
-    groups: Sequence[Any] = getattr(getattr(connector.connector_scheduler, "config", None), "kv_group_configs", ())
-    size: int | None = getattr(groups[0], "tokens_per_chunk", None) if len(groups) == 1 else None
-    return size
-
-
-def _in_all_groups(connector: Any) -> int | None:
-    """Tokens of a chunk, where several KV cache groups have chunks of one size."""
-    groups: Sequence[Any] = getattr(getattr(connector.connector_scheduler, "config", None), "kv_group_configs", ())
-    sizes = {getattr(group, "tokens_per_chunk", None) for group in groups}
-    return sizes.pop() if len(sizes) == 1 and len(groups) > 1 else None
+    """Tokens of a chunk, where those of all KV cache groups have one size."""
+    sizes = {getattr(group, "tokens_per_chunk", None) for group in _groups(connector)}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _held(connector: Any) -> Mapping[bytes, Any] | None:

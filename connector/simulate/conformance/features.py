@@ -105,7 +105,7 @@ def _claims(feature: Feature, cls: type, extra: Mapping[str, Any]) -> bool:
         case Feature.LAYERS:
             return _by_layer(cls, extra)
         case Feature.PULL:
-            return (hands_on or (known is not None and bool(known.hands_over))) and not pushes
+            return (hands_on or (known is not None and known.hands_over)) and not pushes
         case Feature.PUSH:
             return pushes
         case Feature.EVENTS:

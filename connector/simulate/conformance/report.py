@@ -89,11 +89,6 @@ def write(of: Conformance, report: Mapping[str, Any], folder: Path) -> list[Path
     return [*write_files({NAME: as_json(report)}, of.checked, folder), page.write(report, folder)]
 
 
-def failure_text(failure: Mapping[str, Any]) -> str:
-    """A failure as text: what is wrong, the command that shows it again, and where it died."""
-    return "\n".join(filter(None, (failure["id"], failure["text"], failure["again"], failure["details"])))
-
-
 def _requirement(judged: Judged) -> dict[str, Any]:
     of = judged.requirement
     return {

@@ -142,8 +142,7 @@ def hands_over(name: str) -> bool:
     except Exception:  # of whatever its module raises when it is imported; who plays it says more
         return False
     known = by_class(cls)
-    names = frozenset() if known is None else known.hands_over
-    return any(base.__name__ in names for base in cls.__mro__) and can_be_installed()
+    return known is not None and known.hands_over and can_be_installed()
 
 
 def can_be_paired(connector: str, config: Mapping[str, Any] | None) -> bool:

@@ -21,8 +21,9 @@ from kvtrail.connector.demo import children as room
 room.PATIENCE_S = 0.5
 with room.Children() as children:
     children.stop_at(signal.SIGINT)
-    child = children.start("child", ["-c", sys.argv[1]], log=Path("log"), env=os.environ, piped=True)
-    child.process.stdout.readline()
+    child = children.start("child", ["-c", sys.argv[1]], log=Path("log"), env=os.environ)
+    while not Path("log").read_text():
+        time.sleep(0.01)
     exec("os.kill(os.getpid(), signal.SIGINT)")  # as a dataclass, or a named tuple, is made in an import
     while child.process.poll() is None:
         time.sleep(0.01)

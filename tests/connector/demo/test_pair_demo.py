@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from importlib import util
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from click.testing import CliRunner
 
 from kvtrail.connector.commands.demo import demo
 from kvtrail.connector.demo import demo as driver
-from kvtrail.connector.demo import engines
 from kvtrail.connector.demo.children import Children
 from kvtrail.connector.demo.demo import DemoError
 from kvtrail.connector.demo.options import OPT, STALE_HANDOFF, Options
@@ -28,21 +28,23 @@ OPTIONS = Options(
 
 
 @pytest.mark.costly("starts a real engine")
-def test_an_engine_answers_over_its_pipes_and_ends_with_them(tmp_path: Path) -> None:
+def test_an_engine_answers_over_its_pipe_and_ends(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="an engine runs vLLM")
-    order = json.dumps([str(tmp_path / "model"), None, False, 0])
+    ours, theirs = Pipe()
+    order = json.dumps([theirs.fileno(), str(tmp_path / "model"), None, False, 0])
     with Children() as children:
         child = children.start(
             "engine", ["-m", "kvtrail.connector.demo.engine_process", order], log=tmp_path / "log", env=os.environ,
-            piped=True,
+            pass_fds=[theirs.fileno()],
         )  # fmt: skip
-        engine = AskedEngine(ALONE, engines._channel(child), child.log)
-        engine.wait_until_ready()
+        theirs.close()
+        engine = AskedEngine(ALONE, ours, child.log)
+        engine.ready.result()
         job = DemoRequest("job", tuple(range(3, 103)), 8)
         one, other = engine.ask(job), engine.ask(replace(job, id="other"))
         assert len(one.result().tokens) == 8
         assert one.result().tokens == other.result().tokens
-        assert (one.result().id, one.result().reason) == ("job", "length")
+        assert one.result().reason == "length"
         assert engine.kept() == 0
         done: list[int] = []
         engine.forget()

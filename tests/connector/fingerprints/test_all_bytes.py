@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import combinations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +12,8 @@ from hypothesis import strategies as st
 
 from kvtrail.connector.fingerprints import all_bytes
 from kvtrail.connector.fingerprints.all_bytes import AllBytes
-from kvtrail.connector.fingerprints.some_bytes import SomeBytes
+from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
+from kvtrail.connector.fingerprints.fingerprint import OWN_BITS, UNREPORTED_BITS
 from kvtrail.connector.kv_layout import Cache, fill_with_zeros
 
 BLOCKS, TOKENS, HEADS, SIZE, LAYERS = 12, 16, 3, 8, 3
@@ -41,7 +41,7 @@ def caches(layout: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def reader(given: Mapping[str, Cache], blocks: int = BLOCKS) -> AllBytes:
-    return AllBytes(SomeBytes(given, blocks, TOKENS), given)
+    return AllBytes(given, blocks)
 
 
 def of_block(given: dict[str, torch.Tensor], block: int = 5) -> int:
@@ -158,19 +158,10 @@ def test_many_blocks_come_to_the_same_as_one_at_a_time(monkeypatch: pytest.Monke
     assert made.sums([]).shape == (0,)
 
 
-def test_layers_in_one_piece_of_memory_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = noise((4, BLOCKS, 512), torch.bfloat16)
-    given = {f"layer.{n}": layer for n, layer in enumerate(whole)}
-    assert reader(given)._stacks[1024] is not None
-    apart = reader({name: cache.clone() for name, cache in given.items()})
-    assert apart._stacks[1024] is None
+def test_the_order_of_the_layers_counts() -> None:
+    given = caches("blocks first", torch.bfloat16)
     backwards = reader(dict(reversed(given.items())))
-    assert backwards._stacks[1024] is None
-    assert not (backwards.sums(range(BLOCKS)) == apart.sums(range(BLOCKS))).any(), "the order of the layers counts"
-    expected = apart.sums(range(BLOCKS))
-    for tile in (3_000, 1 << 20):
-        monkeypatch.setattr(all_bytes, "TILE_BYTES", tile)
-        assert torch.equal(reader(given).sums(range(BLOCKS)), expected)
+    assert not (backwards.sums(range(BLOCKS)) == reader(given).sums(range(BLOCKS))).any()
 
 
 def test_layers_that_share_a_tensor_count_once_and_unknown_shapes_are_refused() -> None:
@@ -207,27 +198,25 @@ def test_of_a_page_what_is_between_the_tensors_of_a_state_belongs_to_no_block() 
 def test_only_the_lower_bits_are_of_all_bytes() -> None:
     """The upper ones show whose content a block holds, as they do with some bytes."""
     given = caches("blocks first", torch.bfloat16)
-    of = np.arange(BLOCKS, dtype=np.uint64)
-    words, made = SomeBytes(given, BLOCKS, TOKENS), reader(given)
+    of = range(BLOCKS)
+    words, made = BlockFingerprints(given, BLOCKS, TOKENS), BlockFingerprints(given, BLOCKS, TOKENS, all_bytes=True)
     for change in range(2):
-        some, every = words.values([words.read(range(BLOCKS), of)]), made.values([made.read(range(BLOCKS), of)])
-        assert (some >> np.uint64(16) == every >> np.uint64(16)).all(), change
+        some, every = words.values([words.read(of, of)]), made.values([made.read(of, of)])
+        assert [each >> OWN_BITS for each in some] == [each >> OWN_BITS for each in every], change
         by_block(given["layer.2"]).view(torch.uint8)[5, -1] ^= 1
-    after = made.values([made.read([4, 5], of[4:6]), made.read([6], of[6:7])])
-    assert (after == every[4:7]).tolist() == [True, False, True]
-    assert made.values([made.read([6, 4, 6], of[[6, 4, 6]])]).tolist() == after[[2, 0, 2]].tolist()
+    after = made.values([made.read([4, 5], [4, 5]), made.read([6], [6])])
+    assert [one == other for one, other in zip(after, every[4:7], strict=True)] == [True, False, True]
+    assert made.values([made.read([6, 4, 6], [6, 4, 6])]) == [after[2], after[0], after[2]]
     fill_with_zeros(given, BLOCKS, [4])
-    assert made.values([made.read([4], of[4:5])]).tolist() == [0]
+    assert made.values([made.read([4], [4])]) == [0]
 
 
 def test_fingerprints_are_the_same_everywhere() -> None:
     """Engines that hold the same bytes compare theirs: a change of these numbers changes what they exchange."""
     cache = torch.arange(4 * 600, dtype=torch.int32).mul(1_000_003).view(4, 600)
-    made = reader({"a": cache, "b": cache.flip(0).contiguous()}, 4)
-    assert made.values([made.read([0, 3], np.array([7, 8], dtype=np.uint64))]).tolist() == [
-        11955712352881932456,
-        6304697721711965371,
-    ]
+    made = BlockFingerprints({"a": cache, "b": cache.flip(0).contiguous()}, 4, TOKENS, all_bytes=True)
+    reported = [each >> UNREPORTED_BITS for each in made.values([made.read([0, 3], [7, 8])])]
+    assert reported == [11955712352881932456, 6304697721711965371]
 
 
 def flipped(block: torch.Tensor, bit: int, places: list[int]) -> torch.Tensor:

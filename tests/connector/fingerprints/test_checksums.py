@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kvtrail.connector.fingerprints import checksums
+from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
 from kvtrail.connector.fingerprints.checksums import MAX_CHECKSUMS, BlockChecksums, HandedOver, chosen
-from kvtrail.connector.fingerprints.some_bytes import SomeBytes
 
 BLOCKS, TOKENS, LAYERS = 24, 16, 4
 
@@ -21,7 +21,7 @@ def caches(blocks: int = BLOCKS) -> dict[str, torch.Tensor]:
 
 
 def checksums_of(layers: dict[str, torch.Tensor], blocks: int = BLOCKS) -> BlockChecksums:
-    return BlockChecksums(SomeBytes(layers, blocks, TOKENS))
+    return BlockChecksums(BlockFingerprints(layers, blocks, TOKENS))
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2, 7, MAX_CHECKSUMS, MAX_CHECKSUMS + 1, 10_000, 131_072])

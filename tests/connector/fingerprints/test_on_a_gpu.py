@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fake_gpu import DEVICE, fake_gpu
 
 from kvtrail.connector.fingerprints import all_bytes
 from kvtrail.connector.fingerprints.all_bytes import AllBytes
-from kvtrail.connector.fingerprints.some_bytes import COMMON, DRAWN, SomeBytes
+from kvtrail.connector.fingerprints.block_fingerprints import COMMON, DRAWN, BlockFingerprints
 from kvtrail.connector.kv_layout import Cache, fill_with_zeros
 
 BLOCKS, TOKENS, LAYERS = 40, 16, 3
@@ -59,12 +58,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.parametrize("count", [1, 2, 33])
 def test_all_bytes_stay_on_the_gpu_until_they_are_read(gpu: Any, kind: str, count: int) -> None:
     given = caches(kind)
-    made = AllBytes(words(kind, given), given)
+    made = AllBytes(given, BLOCKS)
     blocks = [*range(count)]
     sums = made.sums(blocks)
     assert (sums.device, sums.dtype, sums.shape) == (DEVICE, torch.int64, (count,))
-    reading = made.read(blocks, np.arange(count, dtype=np.uint64))
-    (on_host,) = reading.sums._parts
+    reading = words(kind, given, all_bytes=True).read(blocks, range(count))
+    *_, on_host = reading._parts
     assert isinstance(on_host, torch.Tensor)
     assert (on_host.device.type, on_host.shape) == ("cpu", (count,))
     assert reading.is_ready()
@@ -72,18 +71,18 @@ def test_all_bytes_stay_on_the_gpu_until_they_are_read(gpu: Any, kind: str, coun
     assert made.sums([]).device == DEVICE
 
 
-def words(kind: str, given: dict[str, Cache]) -> SomeBytes:
-    return SomeBytes(given, BLOCKS, 0 if kind == "states" else TOKENS)
+def words(kind: str, given: dict[str, Cache], *, all_bytes: bool = False) -> BlockFingerprints:
+    return BlockFingerprints(given, BLOCKS, 0 if kind == "states" else TOKENS, all_bytes=all_bytes)
 
 
 def test_many_rows_take_the_product_of_bytes_and_few_do_not(gpu: Any) -> None:
     given = caches("one piece of memory")
-    whole = AllBytes(words("", given), given)
+    whole = AllBytes(given, BLOCKS)
     before = gpu.products
     whole.sums([1, 2, 3])
     assert gpu.products > before
     few: dict[str, Cache] = {"layer": torch.empty(BLOCKS, 256, dtype=torch.uint8, device=DEVICE)}
-    small = AllBytes(words("", few), few)
+    small = AllBytes(few, BLOCKS)
     before = gpu.products
     small.sums([1])
     assert gpu.products == before
@@ -101,7 +100,7 @@ def test_all_products_have_one_shape(gpu: Any, rows: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_bytes_are_read_in_one_gather_for_each_piece_of_memory(gpu: Any, kind: str) -> None:
     made = words(kind, caches(kind))
-    reading = made.read([1, 2, 5], np.array([7, 8, 9], dtype=np.uint64))
+    reading = made.read([1, 2, 5], [7, 8, 9])
     assert len(reading._parts) == (1 if kind == "one piece of memory" else LAYERS)
     words_read = [part for part in reading._parts if isinstance(part, torch.Tensor)]
     assert {part.device.type for part in words_read} == {"cpu"}

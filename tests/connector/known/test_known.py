@@ -28,7 +28,7 @@ BASES: dict[str, type] = {"probe": Probe, "fake": Fake}
 def test_a_folder_declares_a_connector_and_its_files_are_its_parts(folder: Path) -> None:
     connector = {each.package: each for each in known._by_class().values()}[f"{known.__name__}.{folder.name}"]
     assert all(known.by_name(name) is connector for name in connector.classes)
-    parts = {"__init__", "contents", "peers", "recorded", "transfers", *BASES}
+    parts = {"__init__", "contents", "recorded", "transfers", *BASES}
     assert {path.stem for path in folder.glob("*.py")} <= parts
     for part, base in BASES.items():
         cls = known.part_of(type(connector.classes[0], (), {}), part)

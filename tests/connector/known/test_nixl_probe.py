@@ -14,9 +14,8 @@ from faulty_pairs import DECODE, PREFILL, PlayedPair, Request, paired, play_pair
 
 from kvtrail.connector.known.nixl.probe import NixlProbe
 from kvtrail.connector.known.nixl.stand_in.network import Fails, Schedule
-from kvtrail.connector.known.probe import ProbeEvent
 from kvtrail.connector.registration import configuration
-from kvtrail.tracer.events.events import Alloc, Lease, Notification, Read, Xfer, XferState
+from kvtrail.tracer.events.events import Alloc, Notification, Read, Xfer, XferState
 from kvtrail.tracer.events.semconv import Kind
 
 PULL, PUSH = "NixlPullConnector", "NixlPushConnector"
@@ -124,16 +123,6 @@ def test_a_handshake_that_fails_is_recorded_with_its_reason() -> None:
     assert (failed.xfer_state, failed.reason) == ("failed", "no handshake")
 
 
-def test_the_first_heartbeat_of_a_request_is_recorded() -> None:
-    waits = Request("waits", (("waits", 200),), max_tokens=2)
-    slow = Schedule(seed=1, transfer_ticks=200)
-    pair = play_pair(paired(requests=(waits,), tick_s=0.5, network=slow), configuration(PULL, {}))
-    (sent,) = [event for event in notifications(pair, DECODE) if event.notification == "heartbeat"]
-    leases = [event for event in pair.recorded[PREFILL] if isinstance(event, Lease)]
-    assert {sent.peer_request} == {event.request for event in leases}
-    assert len(leases) > 1, "there were several"
-
-
 @pytest.mark.parametrize(
     ("ranks", "counts_readers", "message", "expected"),
     [(1, True, b"r:2", 2), (2, True, b"r:2", 2), (2, False, b"r:4", 2), (2, False, b"r:2", 1), (4, False, b"r:2", 1)],
@@ -176,13 +165,3 @@ class WorkerBefore031:
         done = self._get_new_notifs()
         done |= self.expired
         return done, set()
-
-
-def test_an_expired_lease_is_recorded_before_vllm_0_31_too() -> None:
-    probe, worker = NixlProbe(), WorkerBefore031()
-    probe._note_expired_in_place(worker)
-    assert worker.get_finished() == ({"read by all", "never read"}, set())
-    assert probe.reported(SimpleNamespace(), None) == [ProbeEvent.of(Kind.FREE, "never read", lease_expired=True)]
-    worker.expired = set()
-    worker.get_finished()
-    assert probe.reported(SimpleNamespace(), None) == ()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from memory import MemoryTransport, a_recorder
 
-from kvtrail.connector.known.probe import Change, Probe
+from kvtrail.connector.known.probe import Change, Probe, StoreContents
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
 from kvtrail.tracer.events.events import PrefixCache
 from kvtrail.tracer.events.hash_chains import split_hashes
@@ -19,7 +19,7 @@ NOT_REPORTED: Reported = ((), [], False, "cpu", None)
 """From now on nothing is reported."""
 
 
-class Contents:
+class Contents(StoreContents):
     """A store's, made by hand."""
 
     tier = "cpu"

@@ -73,8 +73,6 @@ class Transfer:
     copies: list[tuple[int, int, int]]
     """Target, source and length."""
     message: bytes | None
-    state: str = "PROC"
-    posted: bool = False
     moves_at: int = 0
     ends_at: int = 0
     """When its reader sees the end, which may be after its peer does."""
@@ -96,7 +94,6 @@ class Network:
     Attributes:
         lost, repeated: the readers' reports that were.
         failed: where each transfer that failed did, by its message.
-        sent: the messages so far.
     """
 
     def __init__(self, schedule: Schedule = Schedule()) -> None:
@@ -106,7 +103,6 @@ class Network:
         self.lost: list[bytes] = []
         self.repeated: list[bytes] = []
         self.failed: list[tuple[bytes, Fails]] = []
-        self.sent = 0
         self._rng = random.Random(schedule.seed)
         self._moving: list[Transfer] = []
         self._messages: list[_Message] = []
@@ -145,7 +141,6 @@ class Network:
             self.failed.append((transfer.message or b"", transfer.fails))
             if transfer.fails is Fails.POST:
                 raise RuntimeError("NIXL_ERR_BACKEND")
-        transfer.posted = True
         transfer.moves_at = self._within(self.schedule.transfer_ticks)
         transfer.ends_at = transfer.moves_at + self._rng.randrange(self.schedule.transfer_ticks + 1)
         self._moving.append(transfer)
@@ -157,7 +152,6 @@ class Network:
 
     def send(self, sender: str, receiver: str, text: bytes) -> None:
         """A message sets out."""
-        self.sent += 1
         schedule, report = self.schedule, not text.startswith(HEARTBEAT)
         chance = self._rng.random()
         if chance < (schedule.lost if report else schedule.heartbeats_lost):
@@ -207,7 +201,6 @@ class Agent:
     def __init__(self, network: Network, name: str) -> None:
         self.name, self._network = name, network
         self.arrived: dict[str, list[bytes]] = defaultdict(list)
-        self._memory: list[tuple[int, int]] = []
         self._prepared: dict[int, Prepared] = {}
         self._transfers: dict[int, Transfer] = {}
         self._peers: set[str] = set()
@@ -220,15 +213,11 @@ class Agent:
         return ranges
 
     def register_memory(self, descs: Any, mem_type: str | None = None, backends: Any = None) -> Any:
-        self._memory += [(start, start + length) for start, length, *_ in descs]
         return descs
 
     def deregister_memory(self, descs: Any) -> None:
-        """Without any memory the agent has left the network."""
-        for start, length, *_ in descs:
-            self._memory.remove((start, start + length))
-        if not self._memory:
-            self._network.agents.pop(self.name, None)
+        """The agent leaves the network: a worker gives up all of its memory when it ends."""
+        self._network.agents.pop(self.name, None)
 
     def get_xfer_descs(self, descriptors: Any, mem_type: str) -> Any:
         return np.asarray(descriptors, np.uint64)
@@ -265,9 +254,6 @@ class Agent:
         here, there = mine.descriptors[np.asarray(locals_)], theirs.descriptors[np.asarray(remotes)]
         if here.shape != there.shape or (here[:, 1] != there[:, 1]).any():
             raise RuntimeError("NIXL_ERR_INVALID_PARAM: descriptors of both sides differ")
-        if self._network.agents.get(theirs.agent) is not None:
-            for agent, rows in ((mine.agent, here), (theirs.agent, there)):
-                self._network.agents[agent].check(rows)
         target, source = (here, there) if operation == "READ" else (there, here)
         copies = [(int(to[0]), int(of[0]), int(to[1])) for to, of in zip(target, source, strict=True)]
         owners = (mine.agent, theirs.agent)
@@ -302,19 +288,6 @@ class Agent:
     def get_new_notifs(self) -> dict[str, list[bytes]]:
         taken, self.arrived = dict(self.arrived), defaultdict(list)
         return taken
-
-    def check(self, descriptors: Any) -> None:
-        """Whether memory is registered.
-
-        Raises:
-            RuntimeError: it is not all.
-        """
-        starts, ends = descriptors[:, 0], descriptors[:, 0] + descriptors[:, 1]
-        inside = np.zeros(len(descriptors), bool)
-        for first, last in self._memory:
-            inside |= (starts >= first) & (ends <= last)
-        if not inside.all():
-            raise RuntimeError("NIXL_ERR_NOT_FOUND: the memory is not registered")
 
     def _held(self, held: dict[int, Any], thing: Any) -> int:
         self._handles += 1

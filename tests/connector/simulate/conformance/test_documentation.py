@@ -8,22 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-import pytest
 import yaml
 
 from kvtrail.__main__ import main
-from kvtrail.connector import pytest_plugin
 
 ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
 GITHUB = ROOT / "deploy" / "github"
-
-
-def test_the_plugin_s_options_are_documented() -> None:
-    parser = pytest.Parser(_ispytest=True)
-    pytest_plugin.pytest_addoption(parser)
-    options = [name for option in parser.getgroup("kvtrail").options for name in option.names()]
-    assert re.findall(r"^\| `(--kv-[a-z-]+)` \|", PAGE, re.MULTILINE) == options
 
 
 def conformance_arguments(line: str) -> list[str]:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 from history import history
+from msgspec import structs
 
-from kvtrail.connector.known.offload.recorded import room
+from kvtrail.connector.known.offload.recorded import PLENTY, as_recorded
+from kvtrail.connector.known.recorded import RecordedStore
 from kvtrail.connector.simulate.redrive.comparison import (
     Comparison,
     Outcome,
@@ -17,7 +19,7 @@ from kvtrail.connector.simulate.redrive.comparison import (
 from kvtrail.connector.simulate.redrive.prefixes import segments
 from kvtrail.connector.simulate.redrive.recorded import recorded_requests
 from kvtrail.connector.simulate.run import Played
-from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.events import Event, Evict
 from kvtrail.tracer.history.judging import findings_of
 
 STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\n"
@@ -119,11 +121,14 @@ def test_a_request_without_hashes_shares_nothing() -> None:
     assert not {seed for seed, _ in a[0]} & {seed for seed, _ in b[0]}
 
 
-def test_a_store_has_the_room_that_it_was_seen_to_have() -> None:
-    stored = [f"plan store {n * 64}+64 keys k{n}" for n in range(4)]
-    for lines, expected in (
-        ([*stored, "plan store 256+64 keys k0 present"], (4, False)),
-        ([*stored, "evict k0", "plan store 256+64 keys k4"], (4, True)),
-        ([*stored, "reset", *stored[:2]], (4, False)),
-    ):
-        assert room(history("\n".join(["L 600 c0 h0 -> 0", *lines]), chunk=64)) == expected, lines
+def test_a_store_has_room_for_as_many_chunks_as_its_budget_had() -> None:
+    events = [
+        structs.replace(event, bytes=100) if isinstance(event, Evict) else event
+        for event in history("L 600 c0 h0 -> 0\nevict k0", chunk=64)
+    ]
+    for some, is_same, chunks in ((events, True, 7), (events, False, PLENTY), (events[:1], True, PLENTY)):
+        store = RecordedStore(
+            settings={"cpu_bytes_to_use": 799}, same_connector=is_same, chunk_size=64, block_size=32, block_bytes=10,
+            events=some, matched={},
+        )  # fmt: skip
+        assert as_recorded(store) == {"chunk_size": 64, "cpu_bytes_to_use": chunks * 2 * 10}

@@ -23,7 +23,7 @@ from kvtrail.connector.simulate.redrive.workload import NotDrivable, workload_of
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import Evict
+from kvtrail.tracer.events.events import Event, Evict
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history.history import History, load
 
@@ -166,8 +166,13 @@ def test_the_room_of_a_store_is_the_recorded_one_whatever_a_block_of_the_model_t
     history = recorded(play_once(scenario_of("full-store", 1), configuration("OffloadConnector", small)), tmp_path)
     assert any(isinstance(event, Evict) for event in history.events)
     settings = {semconv.CONNECTOR_SETTINGS.key: json.dumps({**small, "cpu_bytes_to_use": 200_000_000})}
+
+    def larger(event: Event) -> Event:
+        return structs.replace(event, bytes=100 * (event.bytes or 0)) if isinstance(event, Evict) else event
+
     other = tuple(
-        (event, structs.replace(span, resource={**span.resource, **settings})) for event, span in history.moments
+        (larger(event), structs.replace(span, resource={**span.resource, **settings}))
+        for event, span in history.moments
     )
     assert_the_same(redrive(replace(history, moments=other)).comparison)
 

@@ -1,8 +1,9 @@
-"""Fingerprints of some bytes of KV blocks: 16 words of a block, read for all blocks of a step in one gather.
+"""Reads the fingerprints of KV blocks: 16 words of a block, for all blocks of a step in one gather, or all of its bytes.
 
 Twelve words are at places that all blocks have in common, spread over layers and tokens: six groups of two, 8 bits each.
 Another block's content, a shift, zeros or an older content changes nearly all groups. Four words are at places drawn from the
-block's hash, 16 bits in all: what is wrong in one part of every block shows in some of them.
+block's hash: what is wrong in one part of every block shows in some of them. In their place, the sum of all
+bytes may be read.
 
 Where engines of different tensor-parallel sizes hand over to each other, the places that all blocks have in common lie in a
 rank's first head: whoever has the same first head has the same groups.
@@ -20,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from kvtrail.connector.fingerprints.all_bytes import AllBytes
 from kvtrail.connector.fingerprints.fingerprint import GROUPS, MIX, OWN_BITS, SHIFT, Array
-from kvtrail.connector.fingerprints.to_host import ToHost
 from kvtrail.connector.kv_layout import Cache, blocks_first, tensors_of
 
 EACH, DRAWN = 2, 4
@@ -31,7 +32,7 @@ POOL = 4096
 MAX_STORAGES = 8
 """Pieces of memory that are read, where each layer has one of its own."""
 _MIX, _SHIFT, _SPREAD = np.uint64(MIX), np.uint64(SHIFT), np.uint64(0x9E3779B97F4A7C15)
-_GROUP_SHIFTS = np.arange(OWN_BITS, 64, 8, dtype=np.uint64)
+_GROUP_SHIFTS = np.arange(0, 8 * GROUPS, 8, dtype=np.uint64)
 _DRAWN_SHIFTS = np.arange(64 - 12, 64 - 12 * (DRAWN + 1), -12).astype(np.uint64)
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -48,26 +49,34 @@ class _View(NamedTuple):
     heads: int | None
 
 
-class SomeBytes:
-    """Reads words of the KV caches of some layers.
+class BlockFingerprints:
+    """Reads fingerprints from the KV caches of some layers. On a GPU that is queued behind the engine's work.
 
     Attributes:
-        num_blocks: of the caches.
         layout: a digest of how the bytes of a block lie: equal bytes have equal fingerprints where it is equal.
-        sees_partial: whether the last token of a block is left out: not of a layout that does not show its tokens.
+        sees_partial: whether a block that is loaded but for its last token can be judged: the layout shows where that is.
         of_first_head: whether the places that all blocks have in common lie in the rank's first head.
     """
 
-    def __init__(self, caches: Mapping[str, Cache], num_blocks: int, block_size: int, *, heads: int = 0) -> None:
+    def __init__(
+        self,
+        caches: Mapping[str, Cache],
+        num_blocks: int,
+        block_size: int,
+        *,
+        heads: int = 0,
+        all_bytes: bool = False,
+    ) -> None:
         """
         Args:
             block_size: tokens of a block; 0 where blocks hold recurrent states, which have no tokens.
             heads: of a block on this rank, if the common places are to lie in the first of them.
+            all_bytes: the lower bits depend on all bytes.
 
         Raises:
             ValueError: no dimension of a layer counts the blocks; with its name and shape.
         """
-        self.num_blocks = num_blocks
+        self._all = AllBytes(caches, num_blocks) if all_bytes else None
         tensors = [tensor for cache in caches.values() for tensor in tensors_of(cache)]
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors}
         chosen = [*storages]
@@ -102,26 +111,31 @@ class SomeBytes:
         rng = random.Random("weights")
         self._weights = np.array([rng.getrandbits(64) | 1 for _ in range(COMMON + DRAWN)], dtype=np.uint64)
 
-    def read(self, blocks: Sequence[int], hashes: Array) -> WordsReading:
-        """The words of these blocks on their way to the host; `hashes` are their last 64 bits, uint64."""
+    def read(self, blocks: Sequence[int], hashes: Sequence[int]) -> Reading:
+        """These blocks on their way to the host; `hashes` are the last 64 bits of theirs."""
         places = np.empty((len(blocks), COMMON + DRAWN), dtype=np.int64)
         places[:, :COMMON] = np.arange(COMMON)
-        places[:, COMMON:] = COMMON + ((hashes * _SPREAD)[:, None] >> _DRAWN_SHIFTS) % np.uint64(POOL)
+        drawn = (np.array(hashes, dtype=np.uint64) * _SPREAD)[:, None] >> _DRAWN_SHIFTS
+        places[:, COMMON:] = COMMON + drawn % np.uint64(POOL)
         index = self._begin[places] + self._stride[places] * np.array(blocks, dtype=np.int64)[:, None]
-        if len(self._flat) == 1:
-            return WordsReading(index.shape, [slice(None)], [self._gather(0, index.ravel())])
-        storages = self._storage[places].ravel()
-        by_storage = [np.flatnonzero(storages == number) for number in range(len(self._flat))]
+        by_storage: list[Any] = [slice(None)]
+        if len(self._flat) > 1:
+            storages = self._storage[places].ravel()
+            by_storage = [np.flatnonzero(storages == number) for number in range(len(self._flat))]
         parts = [self._gather(number, index.ravel()[at]) for number, at in enumerate(by_storage)]
-        return WordsReading(index.shape, by_storage, parts)
+        if self._all is not None:
+            parts.append(self._all.sums(blocks))
+        return Reading(index.shape, by_storage, parts)
 
-    def values(self, readings: Sequence[WordsReading]) -> Array:
-        """The fingerprint of each block of these readings, uint64. A block of zeros has 0."""
+    def values(self, readings: Sequence[Reading]) -> list[int]:
+        """The fingerprint of each block of these readings. A block of zeros has 0."""
         mixed = _mixed(np.concatenate([reading.words() for reading in readings])) * self._weights
         groups = _mixed(mixed[:, :COMMON].reshape(-1, GROUPS, EACH).sum(2)) >> np.uint64(56)
-        drawn = _mixed(mixed[:, COMMON:].sum(1)) >> np.uint64(64 - OWN_BITS)
-        values: Array = (groups << _GROUP_SHIFTS).sum(1) + drawn
-        return values
+        own = _mixed(mixed[:, COMMON:].sum(1))
+        if self._all is not None:
+            own = np.concatenate([reading.arrays()[-1] for reading in readings]).view(np.uint64)
+        upper = (groups << _GROUP_SHIFTS).sum(1)
+        return [one << OWN_BITS | other for one, other in zip(upper.tolist(), own.tolist(), strict=True)]
 
     def _gather(self, storage: int, index: Array) -> Any:
         if self._arrays:
@@ -136,21 +150,42 @@ class SomeBytes:
         return torch.cuda.stream(torch.cuda.Stream(self._device)) if self._device.type == "cuda" else None
 
 
-class WordsReading(ToHost):
-    """Words of blocks on their way to the host."""
+class Reading:
+    """Words of blocks on their way to the host, behind the work that is queued; arrays are there at once. After them may come
+    the sums of all bytes."""
 
-    def __init__(self, shape: tuple[int, ...], places: Sequence[Any], parts: Sequence[Any]) -> None:
+    def __init__(self, shape: tuple[int, ...], places: Sequence[Any], parts: Sequence[torch.Tensor | Array]) -> None:
         """`places` are those of each part's words among all."""
-        super().__init__(parts)
-        self._shape, self._places = shape, places
+        self._shape, self._places, self._parts = shape, places, parts
+        self._copied: torch.cuda.Event | None = None
+        if any(isinstance(part, torch.Tensor) and part.is_cuda for part in parts):
+            self._parts = [_pinned(part) if isinstance(part, torch.Tensor) else part for part in parts]
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def is_ready(self) -> bool:
+        """Whether nobody has to wait for them."""
+        return self._copied is None or self._copied.query()
+
+    def arrays(self) -> list[Array]:
+        """All of them, in order."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return [part if isinstance(part, np.ndarray) else part.cpu().numpy() for part in self._parts]
 
     def words(self) -> Array:
         """Of each block, uint64."""
         words = np.empty(self._shape, dtype=np.uint64)
         flat = words.reshape(-1)
-        for place, part in zip(self._places, self.arrays(), strict=True):
+        for place, part in zip(self._places, self.arrays(), strict=False):
             flat[place] = part
         return words
+
+
+def _pinned(numbers: torch.Tensor) -> torch.Tensor:
+    host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    host.copy_(numbers, non_blocking=True)
+    return host
 
 
 def _mixed(numbers: Array) -> Array:
