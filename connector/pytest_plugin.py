@@ -142,7 +142,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("core", "extended", "all"),
         help="What every connector must do, what follows from its features, or both. [default: core]",
     )
-    group.addoption(STEPS, metavar="N", type=int, help="Scheduling steps. [default: 14000 for core, else 20000]")
+    group.addoption(STEPS, metavar="N", type=int, help="Scheduling steps. [default: 20000]")
     group.addoption(SEED, metavar="N", type=int, default=0, help="The first seed. [default: 0]")
     group.addoption(OUT, metavar="FOLDER", type=Path, help="Write report.json, index.html and each failure there.")
 

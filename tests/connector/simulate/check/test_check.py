@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import signal
 from contextlib import suppress
@@ -95,6 +96,33 @@ def test_every_wrong_copy_is_found_by_its_bytes(fault: str, hinted: bool) -> Non
     checked = check(name, profiles=where, runs=runs, steps=steps, stop_at_first=True, shrink_tries=0)
     found = {found.failure.id for found in checked.found}
     assert found - {"rule: byte-drift"} == {"bytes: a request has read KV that is not its own"}
+
+
+def test_wrong_kv_is_one_failure_though_bytes_and_fingerprints_both_show_it() -> None:
+    tested = ConnectorUnderTest("Faulty:blocks-exchanged:OffloadConnector", {"chunk_size": 64}, own_workers=True)
+    played, failures = run_one(tested, scenario_of("preemption-storm", 0), at_rest=False)
+    assert "byte-drift" in {each.rule for each in played.findings}
+    assert [each.id for each in failures if each.kind == BYTES or "byte" in each.what] == [
+        "bytes: a request has read KV that is not its own"
+    ]
+
+
+def test_vllm_says_nothing_of_failures_that_a_workload_provokes(tmp_path: Path) -> None:
+    said: list[logging.LogRecord] = []
+    heard = logging.Handler()
+    heard.emit = said.append  # type: ignore[method-assign]
+    logging.getLogger("vllm").addHandler(heard)
+    try:
+        check("OffloadConnector", profiles=["load-failure"], steps=None, runs=1, shrink_tries=0)
+        assert any("Recovered from KV load failure" in each.getMessage() for each in said), (
+            "it does without the command"
+        )
+        said.clear()
+        arguments = ["OffloadConnector", "--profile", "load-failure", "--runs", "1", "-o", str(tmp_path)]
+        CliRunner().invoke(main, ["check", *arguments])
+    finally:
+        logging.getLogger("vllm").removeHandler(heard)
+    assert said == []
 
 
 def test_fakes_copy_by_the_plan_and_show_what_a_wrong_plan_does() -> None:
