@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ LEVELS = ("core", "extended", "all")
 )
 @click.option("--seed", default=0, show_default=True, help="The first seed; the same seed gives the same workloads.")
 @click.option(
+    "--known",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="report.json of an earlier session, such as the one of another version: a failure that its small workload shows as"
+    " well is not shrunk again. May be repeated.",
+)
+@click.option(
     "-o",
     "--out",
     default="kvtrail-conformance",
@@ -49,6 +57,7 @@ def conformance(
     level: str,
     steps: int | None,
     seed: int,
+    known: tuple[Path, ...],
     out: Path,
     as_json: bool,
 ) -> None:
@@ -71,9 +80,15 @@ def conformance(
     from kvtrail.connector.simulate.check.report import as_json as as_document
     from kvtrail.connector.simulate.conformance import report, suite, text
 
+    try:
+        small = report.known_from(json.loads(path.read_text(encoding="utf-8")) for path in known)
+    except ValueError as wrong:
+        raise click.BadParameter(str(wrong), param_hint="--known") from wrong
     with runnable(context, connector):
         asked = suite.asked_of(connector, config=config, level=level, steps=steps, seed=seed)
-        checked, interrupted = watched(lambda on_progress: suite.run(asked, on_progress=on_progress), steps=asked.steps)
+        checked, interrupted = watched(
+            lambda on_progress: suite.run(asked, known=small, on_progress=on_progress), steps=asked.steps
+        )
     result = suite.concluded(asked, checked)
     data = report.as_dict(result)
     with output_file.or_exit(out):

@@ -30,6 +30,8 @@ SHRINK_TRIES = 300
 """Runs for shrinking one failure."""
 ASKED_FOR = "that was asked for"
 """Why fake workers run where the user wants them."""
+Known = Mapping[str, Sequence[Scenario]]
+NONE_KNOWN: Known = {}
 NO_BYTES_TRACE = "no-bytes.jsonl"
 """The file with the trace of `Checked.no_bytes`."""
 FEW_STEPS, FEW_HITS = 1000, 20
@@ -167,6 +169,7 @@ def check(
     fake_workers: bool = False,
     stop_at_first: bool = False,
     shrink_tries: int | None = SHRINK_TRIES,
+    known: Known = NONE_KNOWN,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
     """Stress a connector, profile after profile, seed after seed, until `steps` or `runs` are spent; None sets no limit. The
@@ -178,6 +181,8 @@ def check(
             those that say from what.
         fake_workers: do not run its own workers, even if they would run here.
         shrink_tries: runs for shrinking each failure, as soon as it is seen; None sets no limit.
+        known: small scenarios of earlier sessions, by the ids of the failures that they show; what they show again is not
+            shrunk again.
 
     Raises:
         Unbuildable: the connector cannot be built; the text says why.
@@ -190,7 +195,7 @@ def check(
             checked.profiles, checked.refused = features.profiles(connector, config, claimed)
     elif lacking := [name for name in PAIR_PROFILES if name in profiles and not can_be_paired(connector, config)]:
         raise Unbuildable(f"nothing here lets two engines with it hand over to each other: {', '.join(lacking)}")
-    session = _Session(checked, config, shrink_tries, on_progress)
+    session = _Session(checked, config, shrink_tries, known, on_progress)
     if fake_workers:
         checked.fake_workers = ASKED_FOR
     else:
@@ -224,6 +229,7 @@ class _Session:
     checked: Checked
     config: Mapping[str, Any] | None
     shrink_tries: int | None
+    known: Known
     on_progress: Callable[[Checked, str], None]
     started: float = field(default_factory=time.monotonic)
 
@@ -284,12 +290,14 @@ class _Session:
         def on_try(smallest: Scenario) -> None:
             self.announce(f"{small.failure.what}: shrinking, {len(smallest.everybody)} requests")
 
+        known = self.known.get(small.failure.id, ())
         found.small = shrunk(
             small.failure,
             small.played,
             found.tested,
             small.scenario,
             tries=self.shrink_tries,
+            known=known,
             on_try=on_try,
         )
 

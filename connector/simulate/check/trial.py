@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,10 +103,12 @@ def shrunk(
     scenario: Scenario,
     *,
     tries: int | None,
+    known: Sequence[Scenario] = (),
     on_try: Callable[[Any], None] = lambda smallest: None,
 ) -> Shrunk:
     """Run a scenario that has failed again; if it always fails in the same way, shrink it in `tries` tries, as long as it
-    does, and run the smallest again. With `tries` 0 it is not run again."""
+    does, and run the smallest again. A small one that is known from elsewhere, and always fails in the same way here as well,
+    takes its place. With `tries` 0 it is not run again."""
     if tries == 0:
         return Shrunk(scenario, played, failure, 1, 1)
     best = scenario, played, failure
@@ -126,6 +128,11 @@ def shrunk(
 
     again = fails(scenario)
     at_rest = scenario.pair is None and not again  # what is left takes longer to look at than a small scenario
+    for small in known:
+        on_try(small)
+        if all(fails(small) for _ in range(CONFIRMATIONS)):
+            return Shrunk(*best, CONFIRMATIONS, CONFIRMATIONS)
+    best = scenario, played, failure
     seen = again + sum(fails(scenario) for _ in range(CONFIRMATIONS if at_rest else CONFIRMATIONS - 1))
     if seen == CONFIRMATIONS:
         smallest = shrink(scenario, fails_in_time, tries=tries, on_try=on_try)

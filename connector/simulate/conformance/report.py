@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -14,14 +14,33 @@ import vllm
 from kvtrail import __version__
 from kvtrail.connector.known import importable_as
 from kvtrail.connector.simulate.check.report import as_failure, as_json, write_files
-from kvtrail.connector.simulate.check.session import Found
+from kvtrail.connector.simulate.check.session import Found, Known
 from kvtrail.connector.simulate.conformance import page
 from kvtrail.connector.simulate.conformance.requirements import SUITE_VERSION
 from kvtrail.connector.simulate.conformance.suite import Asked, Conformance
 from kvtrail.connector.simulate.conformance.verdict import Judged, likeliest_first
+from kvtrail.connector.simulate.scenario import Scenario
 
 SCHEMA_VERSION = 1
 NAME = "report.json"
+
+
+def known_from(reports: Iterable[Mapping[str, Any]]) -> Known:
+    """The small scenarios of reports, by the ids of the failures that they show.
+
+    Raises:
+        ValueError: one is no report; the text says why.
+    """
+    known: dict[str, list[Scenario]] = {}
+    try:
+        for report in reports:
+            for failure in report["failures"]:
+                small, same = Scenario.from_dict(failure["scenario"]), known.setdefault(failure["id"], [])
+                if not failure["flaky"] and small not in same:
+                    same.append(small)
+    except (TypeError, KeyError) as wrong:
+        raise ValueError(f"not a report of the suite: {wrong}") from wrong
+    return known
 
 
 def as_dict(of: Conformance) -> dict[str, Any]:

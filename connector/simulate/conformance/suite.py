@@ -10,7 +10,7 @@ from typing import Any
 from kvtrail.connector.known import has_other_writers, overrides
 from kvtrail.connector.simulate.check import features
 from kvtrail.connector.simulate.check.features import Feature
-from kvtrail.connector.simulate.check.session import SHRINK_TRIES, STEPS, Checked, check
+from kvtrail.connector.simulate.check.session import NONE_KNOWN, SHRINK_TRIES, STEPS, Checked, Known, check
 from kvtrail.connector.simulate.conformance import verdict
 from kvtrail.connector.simulate.conformance.requirements import Level, of_level
 from kvtrail.connector.simulate.conformance.verdict import Judged, Setting, Verdict
@@ -104,9 +104,13 @@ def run(
     asked: Asked,
     *,
     shrink_tries: int | None = SHRINK_TRIES,
+    known: Known = NONE_KNOWN,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
     """The session of `check` for what is asked.
+
+    Args:
+        known: small scenarios of earlier sessions, by the ids of the failures that they show.
 
     Raises:
         Unbuildable: the connector cannot be built; the text says why.
@@ -119,6 +123,7 @@ def run(
         seed=asked.seed,
         steps=asked.steps,
         shrink_tries=shrink_tries,
+        known=known,
         on_progress=on_progress,
     )
 

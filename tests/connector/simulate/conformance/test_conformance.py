@@ -16,14 +16,16 @@ import faults  # noqa: F401 - makes them known
 
 from kvtrail.__main__ import main
 from kvtrail.connector.commands.conformance import LEVELS, conformance
-from kvtrail.connector.simulate.check import features
+from kvtrail.connector.simulate.check import features, trial
 from kvtrail.connector.simulate.check.features import NEEDS, Feature
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.conformance import report, suite, text
 from kvtrail.connector.simulate.run import Unbuildable
+from kvtrail.connector.simulate.scenario import Arrival, Scenario
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "conformance" / "report.schema.json"
 SILENT = "silent"
+TOO_SHORT_TO_FIND = Scenario(arrivals=(Arrival("r-0", prompt=(("part-0", 1),)),))
 FEW_TRIES = 5
 REPORTS: dict[str, dict[str, Any]] = {}
 
@@ -170,6 +172,36 @@ def test_the_command_writes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for each in of["failures"]:
         assert (tmp_path / each["trace"]).stat().st_size
         assert "def test_" in (tmp_path / each["test"]).read_text()
+
+
+def test_a_failure_that_an_earlier_report_shows_is_not_shrunk_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = suite.asked_of(f"{SILENT}:FindsEverything", steps=1)
+    before = suite.run(asked, shrink_tries=FEW_TRIES)
+    earlier = report.as_dict(suite.concluded(asked, before))
+
+    def never(*args: Any, **options: Any) -> Any:
+        raise AssertionError("it was shrunk again")
+
+    monkeypatch.setattr(trial, "shrink", never)
+    after = suite.run(asked, known=report.known_from([json.loads(json.dumps(earlier))]))
+    assert before.found
+    assert [each.small.scenario for each in after.found] == [each.small.scenario for each in before.found]
+    assert [each.failure.id for each in after.found] == [each.failure.id for each in before.found]
+    assert not any(each.small.is_flaky for each in after.found)
+    with pytest.raises(AssertionError, match="shrunk again"):  # what does not show the failure changes nothing
+        suite.run(asked, known={each.failure.id: [TOO_SHORT_TO_FIND] for each in before.found})
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", '{"failures": [{"id": "a"}]}', "no JSON"])
+def test_what_is_no_report_is_not_known(text: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(text)
+    arguments = [f"{SILENT}:FindsNothing", "--known", str(tmp_path / "report.json"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(conformance, arguments)
+    assert result.exit_code == 2
+    assert "Invalid value for --known" in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_says_what_it_cannot_run(tmp_path: Path) -> None:
