@@ -1,0 +1,120 @@
+"""For each requirement a connector that breaks it, a workload that shows that, and the judge that sees it; or why there is none.
+
+A fault of `tests/faults` in the OffloadConnector shows what only a probe shows; a bug planted in a small host cache without a
+probe shows what bytes, lookups, calls and what is left in the end show. A judge that sees one failure belongs to several
+requirements where these are at risk together, so `LEADS` names those that the report names first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Breaker(NamedTuple):
+    """A connector, what it is driven with, and who sees what it breaks."""
+
+    connector: str
+    profile: str
+    judge: str
+    seed: int = 0
+    config: dict[str, Any] | None = None
+
+
+WITHIN, BETWEEN = {"chunk_size": 64, "load_async": False}, {"chunk_size": 64, "load_async": True}
+
+
+def fault(name: str, profile: str, judge: str = "", config: dict[str, Any] | None = None) -> Breaker:
+    return Breaker(f"Faulty:{name}:OffloadConnector", profile, judge or name, 0, config or WITHIN)
+
+
+def planted(name: str, profile: str, judge: str, seed: int = 0) -> Breaker:
+    return Breaker(f"planted.{name}", profile, judge, seed)
+
+
+BREAKERS: dict[str, Breaker] = {
+    "core.lookup.beyond-computed": planted("store_bugs:ComputedNotSubtracted", "chunked-prefill", "over-report"),
+    "core.lookup.leaves-a-token": fault("full-hit", "chunked-prefill"),
+    "core.lookup.only-stored": Breaker("silent:FindsEverything", "chunked-prefill", "hits"),
+    "core.lookup.free-of-side-effects": fault("stale-lookup", "retry"),
+    "core.lookup.after-preemption": fault("stale-lookup", "preemption-storm"),
+    "core.lookup.identity": fault("key-collision", "identity"),
+    "core.lookup.after-eviction": fault("evicted-hit", "full-store", "phantom-hit"),
+    "core.allocation.as-offered": fault("alloc-mismatch", "chunked-prefill"),
+    "core.allocation.nothing-to-load": fault("unselected-load", "multi", "load-range/nothing allocated", BETWEEN),
+    "core.allocation.after-retries": fault("load-range", "chunked-prefill", "load-range/beyond the allocation"),
+    "core.load.contents": fault("layer-left-out", "chunked-prefill", "bytes"),
+    "core.load.whole": fault("load-range", "chunked-prefill", "load-range/beyond the allocation"),
+    "core.load.own-blocks": fault("plan-blocks", "preemption-storm", "plan-blocks/table"),
+    "core.load.in-time": fault("late-load", "chunked-prefill", "bytes"),
+    "core.load.kept-until-read": fault("evicted-hit", "full-store", "evicted-in-use/found"),
+    "core.load.goes-on-behind": fault("resume-point", "chunked-prefill"),
+    "core.store.computed": fault("store-uncomputed", "preemption-storm"),
+    "core.store.no-gap": fault("store-gap", "chunked-prefill"),
+    "core.store.keys": fault("key-mismatch", "chunked-prefill"),
+    "core.store.room": fault("self-eviction", "full-store"),
+    "core.store.as-large": planted("store_bugs:SlotLostByTwins", "room", "rest/room"),
+    "core.store.not-under-load": fault("store-under-load", "async", "read-before-loaded/stored", BETWEEN),
+    "core.store.read-before-reuse": planted("deep_bugs:FenceForgotten", "mixed", "bytes"),
+    "core.store.same-prefix-at-once": fault("double-free", "chunked-prefill"),
+    "core.preemption.begins-again": fault("plan-blocks", "preemption-storm", "plan-blocks/table"),
+    "core.preemption.frees": fault("idle-preemption", "preemption-storm"),
+    "core.abort.waiting": planted("shelf_bugs:LeaseOfTheWaitingKept", "combined", "rest/room", 3),
+    "core.abort.running": planted("shelf_bugs:BlocksOfTheAbortedFreed", "abort", "bytes"),
+    "core.abort.preempted": planted("tiered_bugs:AbortedPrefetchKeepsItsPins", "abort", "rest/memory", 1),
+    "core.reset.forgets": fault("reset-hit", "reset"),
+    "core.reset.stores-again": planted("store_bugs:ResetLosesSlots", "room", "rest/reset"),
+    "core.reset.while-running": fault("reset-hit", "reset"),
+    "core.end.blocks": planted("bugs:BlocksKeptForEver", "async", "rest/blocks"),
+    "core.end.memory": planted("bugs:PinForEachRetry", "retry", "rest/memory"),
+    "core.end.many": planted("bugs:StateOfAnOldRequest", "crowd", "rest/memory"),
+    "core.end.same-id": planted("bugs:StateOfAnOldRequest", "same-id", "bytes"),
+    "core.end.kept-blocks": planted("store_bugs:FreedWhileStored", "chunked-prefill", "stray-completion"),
+    "core.engine.lives": fault("failed-call", "chunked-prefill"),
+    "core.engine.serves": fault("idle-preemption", "preemption-storm", "never-scheduled/after its lookup"),
+    "core.engine.statistics": fault("statistics", "chunked-prefill"),
+    "core.engine.steps": fault("unreported-blocks", "chunked-prefill"),
+    "extended.async-loads.declared": planted("bugs:AsyncConstant", "async", "async-declaration"),
+    "extended.async-loads.received-once": planted("store_bugs:SaidTwice", "preemption-storm", "stray-completion"),
+    "extended.async-loads.in-place": planted("store_bugs:SaidTooEarly", "chunked-prefill", "bytes"),
+    "extended.async-loads.ends": planted("store_bugs:NeverSaid", "preemption-storm", "stuck-load"),
+    "extended.async-loads.blocks-of-its-own": planted("store_bugs:SaidTooEarly", "async", "bytes"),
+    "extended.async-lookups.answered": Breaker("silent:SaysLater", "chunked-prefill", "endless-deferral"),
+    "extended.failures.computed-again": fault("failed-load-resume", "load-failure", "failed-load-used/run on"),
+    "extended.failures.not-stored": planted("shelf_bugs:StoreOfASharerKept", "load-failure", "bytes"),
+    "extended.failures.not-offered": planted("bugs:StoresOfFailedLoadKept", "load-failure", "hits"),
+    "extended.failures.all-of-core": planted("shelf_bugs:LeaseOfAFailedLoadKept", "load-failure", "rest/room"),
+    "extended.groups.joint-boundary": fault("joint-boundary", "groups", "partial-hit/groups", BETWEEN),
+    "extended.groups.states": fault("state-boundary", "states", config=BETWEEN),
+    "extended.ranks.shortest": fault("rank-disagreement", "ranks", "partial-hit/ranks"),
+    "extended.ranks.own-part": planted("store_bugs:OneMemoryForAllRanks", "ranks", "bytes"),
+    "extended.layers.saved": fault("layer-left-out", "chunked-prefill", "bytes"),
+    "extended.pull.contents": planted("hand_offs:ReadsFromTheHead", "handoffs", "bytes"),
+    "extended.events.stored": planted("reporting:ReportedTooEarly", "kv-events", "kv-events"),
+    "extended.events.removed": planted("reporting:MoreRemoved", "kv-events", "kv-events"),
+    "extended.probe.agrees": fault("double-free", "chunked-prefill"),
+}
+"""By requirement. The judge is one of those that it names, and the one that has found the failure."""
+
+NOT_SHOWN: dict[str, str] = {
+    "core.store.drafts": "`store-uncomputed`, its judge, is shown for `core.store.computed`; it needs a probe",
+    "extended.async-loads.aborted": "its judges are shown for `core.end.blocks` and `core.end.kept-blocks`",
+    "extended.async-loads.reset": "its judges are shown for `core.reset.forgets` and `core.end.blocks`",
+    "extended.async-lookups.true-when-answered": "its judges are shown for `core.lookup.beyond-computed`",
+    "extended.async-lookups.aborted": "its judges are shown for `core.abort.preempted` and `core.abort.waiting`",
+    "extended.failures.received-too": "the simulator makes loads fail and reports them; a connector cannot leave that out",
+    "extended.groups.blocks": "its judges are shown for `core.load.own-blocks`; without a probe, bytes alone",
+    "extended.groups.all-of-core": "what fails in core fails here: any breaker of core that claims several groups",
+    "extended.ranks.all-of-core": "what fails in core fails here: any breaker of core, with two ranks",
+    "extended.layers.loaded": "bytes, its judge, is shown for `core.load.in-time`",
+    "extended.pull.kept": "tests/connector/simulate/test_pairs.py plays its judges' faults",
+    "extended.pull.one-name": "tests/connector/simulate/test_pairs.py plays its judges' faults",
+    "extended.pull.lease": "tests/connector/simulate/test_pairs.py plays its judges' faults",
+    "extended.pull.acknowledged": "tests/connector/simulate/test_pairs.py plays its judges' faults",
+    "extended.pull.failure": "tests/connector/simulate/test_pairs.py plays its judges' faults",
+    "extended.pull.all-of-core": "what fails in core fails here",
+    "extended.push.contents": "tests/connector/simulate/test_pairs.py plays its judges' faults",
+    "extended.push.kept": "tests/connector/simulate/test_pairs.py plays its judges' faults",
+    "extended.push.all-of-core": "what fails in core fails here",
+    "extended.events.all-of-core": "what fails in core fails here: any breaker of core that reports events",
+}
+"""Requirements that no connector here breaks, and why."""
