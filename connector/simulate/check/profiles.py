@@ -469,17 +469,10 @@ PAIR_PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
 }
 """The profiles of two engines, for connectors by which one hands over to the other."""
 OFTEN = (
-    "combined",
-    "load-failure",
-    "conversation",
-    "combined",
-    "abort",
-    "mixed",
-    "combined",
-    "full-store",
+    "combined", "load-failure", "conversation", "combined", "abort", "mixed", "load-failure", "combined", "full-store",
     "preemption-storm",
-)
-"""The profiles that find most: in each round they come first, and `combined` comes three times."""
+)  # fmt: skip
+"""The profiles that find most: in each round they come first, some of them several times."""
 ORDER = (*PAIR_PROFILES, *OFTEN, *(name for name in PROFILES if name not in OFTEN))
 """A round of `kvtrail check`."""
 SMALL = ("room", "kv-events", "shared-loads")

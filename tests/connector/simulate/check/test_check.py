@@ -7,6 +7,7 @@ import logging
 import shlex
 import signal
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from pytest_alone import run_pytest
 from kvtrail.__main__ import main
 from kvtrail.connector.commands.check import check as command
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.check import report
+from kvtrail.connector.simulate.check import features, report
 from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest, in_turn, varied
-from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES, scenario_of
-from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
+from kvtrail.connector.simulate.check.profiles import OFTEN, PAIR_PROFILES, PROFILES, scenario_of
+from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check, turns
 from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
 from kvtrail.connector.simulate.conformance import suite
@@ -390,6 +391,30 @@ def test_what_a_failed_request_has_stored_is_no_kv(name: str, profile: str, wron
 def test_nothing_recorded_is_an_error_of_its_own() -> None:
     with pytest.raises(NothingRecorded):
         check("UntracedOffloadConnector", steps=None, runs=1)
+
+
+def test_each_turn_of_a_profile_has_a_new_seed() -> None:
+    often = Checked(connector="", seed=5, profiles=("a", "b", "a", "c"), refused={"c": "it cannot"})
+    assert [*islice(turns(often), 6)] == [("a", 5), ("b", 5), ("a", 6), ("a", 7), ("b", 6), ("a", 8)]
+
+
+def test_what_finds_most_comes_often_and_what_a_connector_lacks_takes_no_steps() -> None:
+    driven, not_driven = features.profiles("ExampleConnector", None, features.claimed("ExampleConnector", {}))
+    assert driven[: len(OFTEN) - 2] == tuple(each for each in OFTEN if each != "load-failure")
+    assert driven.count("combined") == 3
+    assert {
+        "groups",
+        "states",
+        "block-sizes",
+        "load-failure",
+        "failed-requests",
+        "handoff",
+        "kv-events",
+    } <= not_driven.keys()
+    assert {*driven} == PROFILES.keys() - not_driven.keys()
+    checked = check("ExampleConnector", steps=1, shrink_tries=0)
+    assert checked.refused == not_driven
+    assert checked.profiles == driven
 
 
 def test_the_command_knows_the_profiles() -> None:

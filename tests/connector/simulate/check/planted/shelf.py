@@ -42,7 +42,8 @@ class Known:
 
 
 class Shelf(KVConnectorBase_V1):
-    """`slots`: blocks that it holds. `between`: loads run between steps. `delay`: steps by which copies are late."""
+    """`slots`: blocks that it holds. `between`: loads run between steps. `delay`: steps by which stores are late; such loads
+    are twice as late."""
 
     kvtrail_check_settings = {"slots": (12, 40, 300), "between": (True, False), "delay": (0, 2)}  # noqa: RUF012
 
@@ -251,7 +252,7 @@ class Shelf(KVConnectorBase_V1):
         plan = self._get_connector_metadata()
         assert isinstance(plan, Plan)
         self.to_store = [each for each in self.to_store if each[1] not in plan.called_off]
-        due = self.step + (self.delay if self.between else 0)
+        due = self.step + (2 * self.delay if self.between else 0)
         self.to_load += [(due, request_id, copies) for request_id, copies in plan.loads.items()]
         for _, request_id, copies in [each for each in self.to_load if each[0] <= self.step]:
             for slot, block in copies:

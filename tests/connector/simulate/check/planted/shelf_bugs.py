@@ -87,15 +87,14 @@ class LeaseOfAFailedLoadKept(Shelf):
 
 
 class SlotsOfAFailedLoadFreed(Shelf):
-    """What could not be loaded leaves the shelf, whoever else is about to load it."""
+    """What could not be loaded leaves the shelf, and its slot is free twice where two requests were about to load it."""
 
     def failed(self, blocks: set[int]) -> None:
         super().failed(blocks)
-        for known in self.known.values():
-            if known.loads:
-                for key in known.lease:
-                    if key in self.index:
-                        self.empty.append(self.index.pop(key))
+        keys = [key for known in self.known.values() if known.loads for key in known.lease if key in self.index]
+        self.empty += [self.index[key] for key in keys]
+        for key in {*keys}:
+            del self.index[key]
 
 
 class BlocksOfTheAbortedFreed(Shelf):
