@@ -243,6 +243,13 @@ class BareScheduler:
             if self.calls is not None and request_id in self.calls.failed:
                 self.scheduler.kv_cache_manager.evict_blocks(self.calls.failed[request_id])
 
+    def others_share_failed(self, request_id: str) -> bool:
+        """Whether other requests hold blocks of a failed load of this one. vLLM leaves it to this one to compute them again,
+        and the others would run on them where it is aborted before that: another fault of vLLM."""
+        failed = set() if self.calls is None else self.calls.failed.get(request_id, set())
+        others = (each for each in self.scheduler.requests if each != request_id)
+        return bool(failed) and any(failed & self._blocks(each) for each in others)
+
     def _blocks(self, request_id: str) -> set[int]:
         """Those of a request, of all KV cache groups."""
         return set().union(*self.scheduler.kv_cache_manager.get_block_ids(request_id))

@@ -264,6 +264,8 @@ def _happens(each: Abort | CachesReset, stage: BareScheduler, ids: Iterable[str]
     if each.when is not None and not any(stage.is_in(request_id, each.when) for request_id in asked):
         return False
     if isinstance(each, Abort):
+        if stage.others_share_failed(each.id):
+            return False
         stage.abort(each.id)
     elif each.running and each.prefix_cache and not _frees_all(stage.scheduler):
         return False

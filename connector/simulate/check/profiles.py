@@ -543,8 +543,8 @@ def _failing_alone(rng: random.Random, scenario: Scenario) -> Scenario:
     arrivals, aborts, resets = list(scenario.arrivals), list(scenario.aborts), list(scenario.resets)
     begin = max([each.at_step for each in arrivals] + [each.at_step for each in resets]) + 40
     for number in range(6):
-        head, at_step = _segment(rng, "alone", BLOCK_SIZE * rng.randrange(4, 10)), begin + number * 40
-        name, length = _fresh(rng, rng.randrange(100, 300))
+        head, at_step = _segment(rng, "alone", BLOCK_SIZE * rng.randrange(2, 6)), begin + number * 40
+        name, length = _fresh(rng, rng.randrange(70, 160))
         arrivals.append(Arrival(f"stores-{number}", (head, _fresh(rng, 1)), 1, at_step))
         for which in ("fails", "shares")[: 1 + number % 2]:
             prompt = (head, (f"{name}-{which}", length))

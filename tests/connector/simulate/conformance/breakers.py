@@ -23,6 +23,7 @@ class Breaker(NamedTuple):
     config: dict[str, Any] | None = None
 
 
+TINY = {"chunk_blocks": 2, "ram_chunks": 4, "disk_chunks": 32}
 WITHIN, BETWEEN = {"chunk_size": 64, "load_async": False}, {"chunk_size": 64, "load_async": True}
 
 
@@ -30,8 +31,8 @@ def fault(name: str, profile: str, judge: str = "", config: dict[str, Any] | Non
     return Breaker(f"Faulty:{name}:OffloadConnector", profile, judge or name, 0, config or WITHIN)
 
 
-def planted(name: str, profile: str, judge: str, seed: int = 0) -> Breaker:
-    return Breaker(f"planted.{name}", profile, judge, seed)
+def planted(name: str, profile: str, judge: str, seed: int = 0, config: dict[str, Any] | None = None) -> Breaker:
+    return Breaker(f"planted.{name}", profile, judge, seed, config)
 
 
 BREAKERS: dict[str, Breaker] = {
@@ -56,16 +57,16 @@ BREAKERS: dict[str, Breaker] = {
     "core.store.keys": fault("key-mismatch", "chunked-prefill"),
     "core.store.room": fault("self-eviction", "full-store"),
     "core.store.as-large": planted("store_bugs:SlotLostByTwins", "room", "rest/room"),
-    "core.store.read-before-reuse": planted("deep_bugs:FenceForgotten", "mixed", "bytes"),
+    "core.store.read-before-reuse": planted(
+        "shelf_bugs:NoFenceOnPreemption", "combined", "bytes", 1, {"slots": 300, "between": False, "delay": 2}
+    ),
     "core.store.same-prefix-at-once": planted("store_bugs:SlotLostByTwins", "room", "rest/room"),
     "core.preemption.begins-again": fault("plan-blocks", "preemption-storm", "plan-blocks/table"),
-    "core.abort.waiting": planted("shelf_bugs:LeaseOfTheWaitingKept", "combined", "rest/room", 2),
-    "core.abort.running": planted("shelf_bugs:BlocksOfTheAbortedFreed", "abort", "bytes"),
-    "core.abort.preempted": planted("tiered_bugs:AbortedPrefetchKeepsItsPins", "abort", "rest/memory", 1),
+    "core.abort.running": planted("bugs:StateOfAnOldRequest", "abort", "rest/memory"),
     "core.reset.forgets": fault("reset-hit", "reset"),
-    "core.reset.stores-again": planted("store_bugs:ResetLosesSlots", "room", "rest/reset"),
+    "core.reset.stores-again": planted("store_bugs:LookupMovesMark", "preemption-storm", "rest/reset"),
     "core.reset.while-running": fault("reset-hit", "reset"),
-    "core.end.blocks": planted("bugs:BlocksKeptForEver", "async", "rest/blocks"),
+    "core.end.blocks": planted("bugs:BlocksKeptForEver", "async", "late-free"),
     "core.end.memory": planted("bugs:PinForEachRetry", "retry", "rest/memory"),
     "core.end.many": planted("bugs:StateOfAnOldRequest", "crowd", "rest/memory"),
     "core.end.same-id": planted("bugs:StateOfAnOldRequest", "same-id", "bytes"),
@@ -76,19 +77,22 @@ BREAKERS: dict[str, Breaker] = {
     "core.engine.steps": fault("unreported-blocks", "chunked-prefill"),
     "extended.async-loads.declared": planted("bugs:AsyncConstant", "async", "async-declaration"),
     "extended.async-loads.received-once": planted("store_bugs:SaidTwice", "preemption-storm", "stray-completion"),
-    "extended.async-loads.in-place": planted("store_bugs:SaidTooEarly", "chunked-prefill", "bytes"),
+    "extended.async-loads.in-place": planted("store_bugs:SaidTooEarly", "async", "bytes"),
     "extended.async-loads.ends": planted("store_bugs:NeverSaid", "preemption-storm", "stuck-load"),
     "extended.async-loads.blocks-of-its-own": planted("store_bugs:SaidTooEarly", "async", "bytes"),
     "extended.async-lookups.answered": Breaker("silent:SaysLater", "chunked-prefill", "endless-deferral"),
+    "extended.async-lookups.aborted": planted(
+        "tiered_bugs:AbortedPrefetchKeepsItsPins", "abort", "rest/memory", 1, {**TINY, "prefetch_chunks": 3}
+    ),
     "extended.failures.computed-again": fault("failed-load-resume", "load-failure", "failed-load-used/run on"),
-    "extended.failures.not-stored": planted("shelf_bugs:StoreOfASharerKept", "load-failure", "bytes"),
+    "extended.failures.not-stored": planted(
+        "shelf_bugs:StoreOfASharerKept", "load-failure", "bytes", 0, {"slots": 300, "between": False, "delay": 0}
+    ),
     "extended.failures.not-offered": planted("bugs:StoresOfFailedLoadKept", "load-failure", "hits"),
     "extended.failures.all-of-core": planted("shelf_bugs:LeaseOfAFailedLoadKept", "load-failure", "rest/room"),
     "extended.groups.joint-boundary": fault("joint-boundary", "groups", "partial-hit/groups", BETWEEN),
-    "extended.groups.states": fault("state-boundary", "states", config=BETWEEN),
     "extended.ranks.shortest": fault("rank-disagreement", "ranks", "partial-hit/ranks"),
     "extended.ranks.own-part": planted("store_bugs:OneMemoryForAllRanks", "ranks", "bytes"),
-    "extended.layers.saved": fault("layer-left-out", "chunked-prefill", "bytes"),
     "extended.pull.contents": planted("hand_offs:ReadsFromTheHead", "handoffs", "bytes"),
     "extended.events.stored": planted("reporting:ReportedTooEarly", "kv-events", "kv-events"),
     "extended.events.removed": planted("reporting:MoreRemoved", "kv-events", "kv-events"),
@@ -97,13 +101,16 @@ BREAKERS: dict[str, Breaker] = {
 """By requirement. The judge is one of those that it names, and the one that has found the failure."""
 
 NOT_SHOWN: dict[str, str] = {
+    "core.abort.waiting": "test_planted.py plays a lease that is kept, with an abort of each request that waits with a hit",
+    "core.abort.preempted": "its judges are shown for `core.abort.running` and `core.store.as-large`",
+    "extended.groups.states": "tests/connector/faults/test_faults.py plays the fault of its rule",
+    "extended.layers.saved": "bytes, its judge, is shown for `core.load.contents`",
     "core.store.not-under-load": "it needs a probe; tests/connector/faults/test_faults.py plays the fault of its rule",
     "core.preemption.frees": "tests/connector/faults/test_faults.py plays the fault of its rule",
     "core.store.drafts": "`store-uncomputed`, its judge, is shown for `core.store.computed`; it needs a probe",
     "extended.async-loads.aborted": "its judges are shown for `core.end.blocks` and `core.end.kept-blocks`",
     "extended.async-loads.reset": "its judges are shown for `core.reset.forgets` and `core.end.blocks`",
     "extended.async-lookups.true-when-answered": "its judges are shown for `core.lookup.beyond-computed`",
-    "extended.async-lookups.aborted": "its judges are shown for `core.abort.preempted` and `core.abort.waiting`",
     "extended.failures.received-too": "the simulator makes loads fail and reports them; a connector cannot leave that out",
     "extended.groups.blocks": "its judges are shown for `core.load.own-blocks`; without a probe, bytes alone",
     "extended.groups.all-of-core": "what fails in core fails here: any breaker of core that claims several groups",
