@@ -1,4 +1,4 @@
-"""Bugs planted in two small host caches, and what `kvtrail check` says of each, without a probe: found or missed, after how
+"""Bugs planted in three small host caches, and what `kvtrail check` says of each, without a probe: found or missed, after how
 many steps, by which oracle. It goes on where it was stopped; `--afresh` forgets what is known."""
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ def main() -> None:
     arguments = parser.parse_args()
     apart.import_vllm()
     from planted.bugs import BUGS
+    from planted.shelf_bugs import SHELF_BUGS
     from planted.store_bugs import STORE_BUGS
 
     known = apart.Known("planted-bugs.jsonl")
-    names = [*(f"planted.store_bugs:{name}" for name in STORE_BUGS), *(f"planted.bugs:{name}" for name in BUGS)]
+    stores = {"store_bugs": STORE_BUGS, "bugs": BUGS, "shelf_bugs": SHELF_BUGS}
+    names = [f"planted.{module}:{name}" for module, bugs in stores.items() for name in bugs]
     missed = []
     for name in names:
         answer = {} if arguments.afresh else known.answers.get(name, {})

@@ -30,7 +30,7 @@ LEVELS = ("core", "extended", "all")
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Stop after this many scheduling steps. [default: 14000 for core, else 20000]",
+    help="Stop after this many scheduling steps. [default: 20000]",
 )
 @click.option("--seed", default=0, show_default=True, help="The first seed; the same seed gives the same workloads.")
 @click.option(

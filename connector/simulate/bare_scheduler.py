@@ -181,6 +181,7 @@ class BareScheduler:
         """Abort a request, as when its client disconnects."""
         from vllm.v1.request import RequestStatus
 
+        self._forget_failed((request_id,))
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def is_in(self, request_id: str, when: When) -> bool:
@@ -200,9 +201,8 @@ class BareScheduler:
                 return bool(request.status is RequestStatus.WAITING_FOR_REMOTE_KVS)
             case When.PREEMPTED:
                 return bool(request.status is RequestStatus.PREEMPTED)
-            case When.FAILED | When.FAILED_WITHIN:
-                is_async = when is When.FAILED
-                return request_id in self.calls.failed and self.calls.loads[request_id].is_async is is_async
+            case When.FAILED:
+                return request_id in self.calls.failed
 
     def step(self, observe: Callable[[Any], None] = lambda output: None) -> int:
         """Run one scheduling step with a fake answer of the model; returns how many tokens it ran.
@@ -223,6 +223,8 @@ class BareScheduler:
             sampled_token_ids=list(sampled.values()),
             kv_connector_output=None if self.worker is None else self.worker(output, sampled),
         )
+        if self.calls is not None and (invalid := answer.kv_connector_output.invalid_block_ids):
+            self.calls.failed |= {each: held for each in ids if invalid & (held := self._blocks(each))}
         of_clients = self.scheduler.update_from_output(output, answer)
         for on_outputs in self.on_outputs:
             on_outputs([each for client in of_clients.values() for each in client.outputs])
@@ -233,12 +235,24 @@ class BareScheduler:
         self.steps += 1
         return int(output.total_num_scheduled_tokens)
 
-    def _forget_failed(self, preempted: Collection[str]) -> None:
-        """Drop the blocks of failed loads of preempted requests from vLLM's prefix cache. vLLM keeps them, and the request
-        would find its own failed blocks as computed: a fault of vLLM (docs/findings.md), of which no connector is accused."""
-        for request_id in preempted:
+    def _forget_failed(self, gone: Collection[str]) -> None:
+        """Drop the blocks of these requests from vLLM's prefix cache, if a load of theirs has failed. vLLM keeps what failed
+        and what was computed of that, and would give it to others, and to a preempted request itself, as computed: a fault of
+        vLLM (docs/findings.md), of which no connector is accused."""
+        for request_id in gone:
             if self.calls is not None and request_id in self.calls.failed:
-                self.scheduler.kv_cache_manager.evict_blocks(self.calls.loads[request_id].all_blocks)
+                self.scheduler.kv_cache_manager.evict_blocks(self.calls.failed[request_id])
+
+    def others_share_failed(self, request_id: str) -> bool:
+        """Whether other requests hold blocks of a failed load of this one. vLLM leaves it to this one to compute them again,
+        and the others would run on them where it is aborted before that: another fault of vLLM."""
+        failed = set() if self.calls is None else self.calls.failed.get(request_id, set())
+        others = (each for each in self.scheduler.requests if each != request_id)
+        return bool(failed) and any(failed & self._blocks(each) for each in others)
+
+    def _blocks(self, request_id: str) -> set[int]:
+        """Those of a request, of all KV cache groups."""
+        return set().union(*self.scheduler.kv_cache_manager.get_block_ids(request_id))
 
     def close(self) -> None:
         """Shut the scheduler down, and with it the connector."""

@@ -32,7 +32,7 @@ class Calls:
     Attributes:
         answers: the last answer of each request that has not ended: tokens or None, and whether asynchronous.
         loads: the latest load of each such request.
-        failed: those with a failed load.
+        failed: those with a failed load, or with blocks of another's, and the blocks that failed or were computed of them.
         on_lookup: called after each lookup with the request, the computed tokens, and the answer.
         on_load: called before the connector is notified of an allocation to load into, with the request and the load.
         on_reset: called with the answer of `reset_cache`.
@@ -44,7 +44,7 @@ class Calls:
         """`block_sizes`: of each KV cache group."""
         self.answers: dict[str, tuple[int | None, bool]] = {}
         self.loads: dict[str, Load] = {}
-        self.failed: set[str] = set()
+        self.failed: dict[str, set[int]] = {}
         self.on_lookup: list[Callable[[Any, int, int | None], None]] = []
         self.on_load: list[Callable[[Any, Load], None]] = []
         self.on_reset: list[Callable[[bool | None], None]] = []
@@ -97,9 +97,8 @@ class Calls:
         def ending(request: Any, block_ids: Any) -> Any:
             for listen in self.on_end:
                 listen(request)
-            for held in (self.answers, self.loads, self._computed):
+            for held in (self.answers, self.loads, self._computed, self.failed):
                 held.pop(request.request_id, None)
-            self.failed.discard(request.request_id)
             return plain(request, block_ids)
 
         return ending

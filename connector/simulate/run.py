@@ -68,6 +68,7 @@ class Played:
         loads_copied: whether any of them had written anything.
         blocks_compared: blocks with bytes that were compared before a step that reads them.
         capacity_compared: whether the capacity of a full store was compared with that of a new one.
+        asked_of_failed: lookups of prompts that a step had computed, in part, of a load that had failed.
         kv_events: blocks that the connector's KV cache events reported as stored, as removed, and lookups that found some.
         unprobed: why the connector's probe saw nothing: it has none, or it failed; None if it worked.
         tested: the id of the connector under test among the children of a MultiConnector; None if that is all of them.
@@ -91,6 +92,7 @@ class Played:
     tested: str | None = None
     ranks: int = 1
     capacity_compared: bool = False
+    asked_of_failed: int = 0
     kv_events: tuple[int, int, int] = (0, 0, 0)
 
     @cached_property
@@ -204,6 +206,7 @@ def play(
         tested=alone,
         ranks=scenario.settings.get("tensor_parallel_size", 1),
         capacity_compared=observer is not None and observer.capacity_compared,
+        asked_of_failed=0 if observer is None else observer.asked_of_failed,
         kv_events=(0, 0, 0) if observer is None else observer.kv_events.counts,
     )
 
@@ -235,8 +238,7 @@ def drive(scenario: Scenario, stage: BareScheduler, on_step: Callable[[int], Non
             if not (was_reset and reset.when) and _happens(reset, stage, taken):
                 was_reset = True
                 resets.remove(reset)
-        waits = any(reset.first and reset.at_step <= stage.steps for reset in resets)
-        for each in [each for each in arrivals if each.at_step <= stage.steps and not waits]:
+        for each in [each for each in arrivals if each.at_step <= stage.steps]:
             if each.id not in taken:  # else its id, or a transfer of it, is in use: it comes later
                 arrivals.remove(each)
                 taken.add(each.id)
@@ -262,6 +264,8 @@ def _happens(each: Abort | CachesReset, stage: BareScheduler, ids: Iterable[str]
     if each.when is not None and not any(stage.is_in(request_id, each.when) for request_id in asked):
         return False
     if isinstance(each, Abort):
+        if stage.others_share_failed(each.id):
+            return False
         stage.abort(each.id)
     elif each.running and each.prefix_cache and not _frees_all(stage.scheduler):
         return False

@@ -70,11 +70,7 @@ class When(StrEnum):
     """Its asynchronous load is under way."""
     PREEMPTED = "preempted"
     FAILED = "failed"
-    """A load of it between steps has failed. Of a load within a step vLLM 0.32 keeps the failed blocks in its prefix cache
-    until the request computes them, so whoever aborts it before that breaks others, whatever the connector does."""
-    FAILED_WITHIN = "failed within"
-    """A load of it within a step has failed. For requests with a prefix that nobody shares until vLLM's cache has been
-    reset."""
+    """A load has failed that it waited for, or whose blocks its last step has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +87,13 @@ class CachesReset:
     """vLLM's prefix cache is reset before a step. `running` preempts running requests for it, and waits for the first step at
     which nobody else holds blocks, since vLLM raises otherwise; `connector` resets the connector's cache as well; with
     neither, nothing happens while a request holds blocks. Without `prefix_cache` only the
-    connector's cache is reset. With `when`, it waits from then on until some request is in that state. With `first`, no
-    request comes while it waits."""
+    connector's cache is reset. With `when`, it waits from then on until some request is in that state."""
 
     at_step: int
     running: bool = False
     connector: bool = False
     prefix_cache: bool = True
     when: When | None = None
-    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ POINTS: Mapping[str, str] = {
     "load/failed-between-steps": "a load between steps failed",
     "load/computed-after-failure": "a request ran after its load had failed",
     "load/stored-after-failure": "a store of a request was planned after its load had failed",
+    "load/asked-after-failure": "a prompt was looked up that a step had computed, in part, of a load that had failed",
     "load/open-at-abort": "a request was aborted while its load was open",
     "load/open-at-reset": "the connector's cache was reset while a load was open",
     "load/beside-others": "a request ran while a load of another was open",
@@ -174,6 +175,7 @@ def _of_the_whole(played: Played) -> Mapping[str, int]:
     return {
         "end/all": int(ends > 0 and played.error is None and not played.unfinished),
         "end/many": int(ends >= MANY),
+        "load/asked-after-failure": played.asked_of_failed,
         "bytes/loads": played.loads_read if played.loads_copied else 0,
         "events/stored": stored,
         "events/removed": removed,

@@ -50,7 +50,7 @@ def abort(rng: random.Random) -> Scenario:
     """Clients that disconnect: while queued with a hit, in a prefill, during a load, when preempted, or at any moment."""
     if rng.random() < 0.5:
         scenario = retry(rng)
-        gone = tuple(Abort(each.id, each.at_step, When.MATCHED) for each in scenario.arrivals if _coin(rng, 0.3))
+        gone = tuple(Abort(each.id, each.at_step, When.MATCHED) for each in scenario.arrivals if _coin(rng, 0.6))
         return _given_up_while_deferred(replace(scenario, aborts=gone))
     scenario = _crowd(rng, requests=30, prompts=(100, 700), outputs=(10, 60), pool=(48, 80), pace=3)
     aborts = tuple(
@@ -72,8 +72,8 @@ def asynchronous(rng: random.Random) -> Scenario:
 def load_failure(rng: random.Random) -> Scenario:
     """Some loads fail and are reported; vLLM computes those tokens itself. Before each wave a request computes a part of the
     shared prefix, so that some loads begin, and fail, behind what vLLM has. Some requests are aborted when their load has
-    failed, and what they would have computed is asked for again. At last come requests that share a prefix with nobody: it is
-    stored, loaded, given up when the load within the step fails, and asked for again."""
+    failed, and what they would have computed is asked for again. At last a prefix is stored and loaded, by one request, which
+    is aborted when its load has failed, or by two in one step; and what both would have computed is asked for again."""
     scenario = _waves(rng)
     heads = dict.fromkeys(arrival.prompt[0] for arrival in scenario.arrivals)
     parts = [
@@ -89,7 +89,7 @@ def load_failure(rng: random.Random) -> Scenario:
     gone = tuple(Abort(each.id, each.at_step, When.FAILED) for each in longer if _coin(rng, 0.3))
     workers = replace(scenario.workers, load_failures=rng.choice([0.3, 0.6]))
     scenario = replace(scenario, arrivals=(*parts, *longer, *again), aborts=gone, workers=workers)
-    scenario = _given_up(rng, scenario)
+    scenario = _failing_alone(rng, scenario)
     return _with(scenario, max_num_batched_tokens=rng.choice([48, 200, 400]))
 
 
@@ -250,6 +250,60 @@ def mixed(rng: random.Random) -> Scenario:
     )
 
 
+def combined(rng: random.Random) -> Scenario:
+    """Several things happen to one request: it waits with a hit, shares blocks that fail to load, is preempted or aborted,
+    and comes again, perhaps longer or with the same id. Each family of prompts comes four times: it is stored; comes
+    longer, and waits for requests that hold most blocks; is loaded by several at once; and one by one."""
+    arrivals: list[Arrival] = []
+    aborts: list[Abort] = []
+    resets: list[CachesReset] = []
+    at_step = 0
+
+    def come(name: str, prompt: tuple[Segment, ...], begin: int, share: float, *whens: When) -> None:
+        """A request, and with this probability an abort: in one of these states, or a few steps later."""
+        arrivals.append(Arrival(name, prompt, rng.choice((1, 8, 40)), begin))
+        if _coin(rng, share):
+            when = rng.choice((None, *whens))
+            aborts.append(Abort(name, begin + (0 if when else rng.randrange(1, 7)), when))
+
+    for number in range(4):
+        head = _fresh(rng, BLOCK_SIZE * rng.randrange(2, 7))
+        family = [(head, _fresh(rng, rng.randrange(1, 200))) for _ in range(rng.randrange(2, 4))]
+        longer = [(*prompt, _fresh(rng, rng.randrange(1, 200))) for prompt in family]
+        for which, prompt in enumerate(family):
+            come(f"{number}-{which}", prompt, at_step + rng.randrange(3), 0.2)
+        at_step += rng.randrange(10, 20)
+        resets.append(CachesReset(at_step - 1, running=_coin(rng, 0.5), connector=_coin(rng, 0.1)))
+        fills = [(_fresh(rng, rng.randrange(600, 900)),) for _ in range(2)]
+        arrivals += [Arrival(f"{number}-fills-{which}", prompt, 40, at_step) for which, prompt in enumerate(fills)]
+        for which, prompt in enumerate(longer):
+            name = f"{number}-{which}" if _coin(rng, 0.3) else f"{number}-{which}-waits"
+            come(name, prompt, at_step + rng.randrange(5, 20), 0.6, When.MATCHED, When.MATCHED, When.PREEMPTED)
+        if _coin(rng, 0.3):
+            resets.append(CachesReset(at_step, connector=True, prefix_cache=False, when=When.MATCHED))
+        at_step += rng.randrange(30, 60)
+        resets.append(CachesReset(at_step - 1, running=_coin(rng, 0.7)))
+        come(f"{number}-evicts", (_fresh(rng, rng.randrange(200, 500)),), at_step + rng.randrange(3), 0.3)
+        for which, prompt in enumerate(longer):
+            come(f"{number}-{which}-together", prompt, at_step + rng.randrange(3), 0.4, When.LOADING, When.FAILED)
+        at_step += rng.randrange(10, 20)
+        for which, prompt in enumerate(longer):
+            resets.append(CachesReset(at_step - 1, running=_coin(rng, 0.7)))
+            come(f"{number}-{which}-alone", prompt, at_step, 0.0)
+            at_step += 10
+    return Scenario(
+        arrivals=tuple(arrivals),
+        aborts=tuple(aborts),
+        resets=tuple(resets),
+        num_blocks=rng.choice((40, 52)),
+        settings={"max_num_batched_tokens": rng.choice((96, 200, 512))},
+        workers=Workers(
+            latest_steps=rng.choice((0, 2, 6)), load_failures=rng.choice((0.0, 0.4)), seed=rng.randrange(10**6)
+        ),
+        seed=rng.randrange(10**6),
+    )
+
+
 def room(rng: random.Random) -> Scenario:
     """A store that is full all the time: more prefixes than a small one holds, and every other one comes again at once.
     Equal prompts come in one step, and some clients leave while they wait or load."""
@@ -380,24 +434,25 @@ def handoff_ranks(rng: random.Random) -> Scenario:
 
 
 PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
-    "chunked-prefill": chunked_prefill,
+    "combined": combined,
+    "load-failure": load_failure,
+    "conversation": conversation,
+    "abort": abort,
+    "mixed": mixed,
+    "full-store": full_store,
     "preemption-storm": preemption_storm,
+    "chunked-prefill": chunked_prefill,
     "retry": retry,
     "room": room,
     "many-prefixes": many_prefixes,
-    "conversation": conversation,
-    "abort": abort,
     "async": asynchronous,
-    "load-failure": load_failure,
     "reset": reset,
     "identity": identity,
     "same-id": same_id,
-    "full-store": full_store,
     "crowd": crowd,
     "handoff": handoff,
     "spec-decode": spec_decode,
     "multi": multi,
-    "mixed": mixed,
     "ranks": ranks,
     "groups": groups,
     "states": states,
@@ -407,12 +462,19 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "failed-requests": failed_requests,
     "shared-loads": shared_loads,
 }
-"""The profiles, in the order in which `kvtrail check` takes turns."""
+"""The profiles of one engine."""
 PAIR_PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "handoffs": handoffs,
     "handoff-ranks": handoff_ranks,
 }
-"""The profiles of two engines, for connectors by which one hands over to the other. They come first."""
+"""The profiles of two engines, for connectors by which one hands over to the other."""
+OFTEN = (
+    "combined", "load-failure", "conversation", "combined", "abort", "mixed", "load-failure", "combined", "full-store",
+    "preemption-storm",
+)  # fmt: skip
+"""The profiles that find most: in each round they come first, some of them several times."""
+ORDER = (*PAIR_PROFILES, *OFTEN, *(name for name in PROFILES if name not in OFTEN))
+"""A round of `kvtrail check`."""
 SMALL = ("room", "kv-events", "shared-loads")
 """The profiles for which a known connector gets a small store (`settings_when_full`)."""
 NOT_FOR_ALL = ("ranks", "groups", "states", "block-sizes", "no-prefix-caching")
@@ -474,19 +536,23 @@ def _waves(rng: random.Random) -> Scenario:
     )
 
 
-def _given_up(rng: random.Random, scenario: Scenario) -> Scenario:
-    """After all others, requests that are aborted when a load within their step has failed, and come again: nobody has
-    computed what lies behind the failed load. vLLM's cache is reset in between, since it keeps the failed blocks."""
+def _failing_alone(rng: random.Random, scenario: Scenario) -> Scenario:
+    """After all others, requests load a prefix that nobody else has, in turn one that is aborted when its load has failed,
+    and two in one step, which share the blocks. Nobody else computes what lies behind the failed load, so the same prompts
+    show whether it was stored."""
     arrivals, aborts, resets = list(scenario.arrivals), list(scenario.aborts), list(scenario.resets)
     begin = max([each.at_step for each in arrivals] + [each.at_step for each in resets]) + 40
-    for number in range(5):
-        head, at_step = _segment(rng, "alone", BLOCK_SIZE * rng.randrange(4, 10)), begin + number * 40
-        prompt = (head, _fresh(rng, rng.randrange(100, 400)))
+    for number in range(6):
+        head, at_step = _segment(rng, "alone", BLOCK_SIZE * rng.randrange(2, 6)), begin + number * 40
+        name, length = _fresh(rng, rng.randrange(70, 160))
         arrivals.append(Arrival(f"stores-{number}", (head, _fresh(rng, 1)), 1, at_step))
-        arrivals.append(Arrival(f"fails-{number}", prompt, 1, at_step + 14))
-        aborts.append(Abort(f"fails-{number}", at_step + 14, When.FAILED_WITHIN))
-        arrivals.append(Arrival(f"asks-{number}", prompt, 1, at_step + 28))
-        resets += [CachesReset(at_step + after, running=True, first=True) for after in (13, 27)]
+        for which in ("fails", "shares")[: 1 + number % 2]:
+            prompt = (head, (f"{name}-{which}", length))
+            arrivals.append(Arrival(f"{which}-{number}", prompt, 1, at_step + 14))
+            arrivals.append(Arrival(f"asks-{which}-{number}", prompt, 1, at_step + 28))
+        if not number % 2:
+            aborts.append(Abort(f"fails-{number}", at_step + 14, When.FAILED))
+        resets += [CachesReset(at_step + after, running=True) for after in (13, 27)]
     return replace(scenario, arrivals=tuple(arrivals), aborts=tuple(aborts), resets=tuple(resets))
 
 

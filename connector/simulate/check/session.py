@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any
 
-from kvtrail.connector.simulate.check import rehearsal
+from kvtrail.connector.simulate.check import features, rehearsal
 from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest, in_turn, varied
 from kvtrail.connector.simulate.check.coverage import RunCoverage, reached
-from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PAIR_PROFILES, PROFILES, SMALL, scenario_of
+from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, ORDER, PAIR_PROFILES, SMALL, scenario_of
 from kvtrail.connector.simulate.check.trial import Shrunk, run, shrunk
 from kvtrail.connector.simulate.judges.failure import CRASH, HANG, Failure
 from kvtrail.connector.simulate.pairs.engine import can_be_paired
@@ -81,8 +81,8 @@ class Checked:
         fake_workers: why its own workers did not run; None if they did.
         no_bytes: the run of its own workers in which loads changed no byte, if there was one.
         unprobed: why nothing was seen of its plans and its store; None if a probe shows them.
-        profiles: those that were asked for.
-        refused: why the connector, or vLLM with it, refused a profile that is not for all, by profile.
+        profiles: the profiles of a round, in order; some come several times.
+        refused: why a profile is not driven: the connector claims no such feature, or it, or vLLM with it, refused it.
         seconds: how long it took, shrinking included.
     """
 
@@ -144,7 +144,8 @@ class Checked:
             reasons.append(
                 f"Only {some(self.steps.total(), 'scheduling step')} ran; at least {FEW_STEPS:,} are needed."
             )
-        if missed := [name for name in self.profiles if not self.trials[name] and name not in self.refused]:
+        missed = [name for name in dict.fromkeys(self.profiles) if not self.trials[name] and name not in self.refused]
+        if missed:
             reasons.append(f"The session ended before it came to: {', '.join(missed)}.")
         if self.fake_workers is not None and self.fake_workers.startswith(rehearsal.DIED):
             reasons.append(f"Fakes had to stand in for its workers, since {self.fake_workers}.")
@@ -175,7 +176,7 @@ def check(
     same seed gives the same trials, however fast the machine is.
 
     Args:
-        profiles: None for all, of pairs of engines only where the connector hands over from one to another.
+        profiles: those of a round, in order; None for all that are for features of the connector.
         config: its `kv_connector_extra_config`; by default it is chosen, in turn, for connectors that kvtrail knows, and for
             those that say from what.
         fake_workers: do not run its own workers, even if they would run here.
@@ -187,11 +188,13 @@ def check(
         Unbuildable: the connector cannot be built; the text says why.
         NothingRecorded: it is not traced.
     """
-    pairs = tuple(PAIR_PROFILES) if can_be_paired(connector, config) else ()
-    profiles = (*pairs, *PROFILES) if profiles is None else profiles
-    if lacking := [name for name in PAIR_PROFILES if name in profiles and name not in pairs]:
+    checked = Checked(connector=connector, seed=seed, profiles=ORDER if profiles is None else profiles)
+    if profiles is None:
+        with suppress(AttributeError, ImportError):  # it cannot be imported: the first run says so
+            claimed = features.claimed(connector, config or {})
+            checked.profiles, checked.refused = features.profiles(connector, config, claimed)
+    elif lacking := [name for name in PAIR_PROFILES if name in profiles and not can_be_paired(connector, config)]:
         raise Unbuildable(f"nothing here lets two engines with it hand over to each other: {', '.join(lacking)}")
-    checked = Checked(connector=connector, seed=seed, profiles=profiles)
     session = _Session(checked, config, shrink_tries, known, on_progress)
     if fake_workers:
         checked.fake_workers = ASKED_FOR
@@ -210,13 +213,13 @@ def check(
 
 
 def turns(checked: Checked) -> Iterator[tuple[str, int]]:
-    """The profiles and seeds of a session, without end: profile after profile, seed after seed."""
-    for seed in count(checked.seed):
-        if checked.refused.keys() >= set(checked.profiles):
-            return
+    """The profiles and seeds of a session, without end: round after round, and a new seed for each turn of a profile."""
+    turn: Counter[str] = Counter()
+    while not checked.refused.keys() >= set(checked.profiles):
         for profile in checked.profiles:
             if profile not in checked.refused:
-                yield profile, seed
+                yield profile, checked.seed + turn[profile]
+                turn[profile] += 1
 
 
 @dataclass

@@ -57,7 +57,7 @@ def as_dict(of: Conformance) -> dict[str, Any]:
             "level": asked.level,
             "config": None if asked.config is None else dict(asked.config),
             "steps": asked.steps,
-            "profiles": list(checked.profiles),
+            "profiles": list(dict.fromkeys(checked.profiles)),
         },
         "seed": checked.seed,
         "steps": checked.steps.total(),

@@ -12,6 +12,8 @@ from enum import StrEnum
 from importlib.resources import files
 from typing import Any
 
+from kvtrail.connector.simulate.check.features import Feature
+
 FILE = "requirements.toml"
 SUITE_VERSION = "1"
 """Raised when requirements are added, or judged by more: only reports of one version can be compared cell by cell."""
@@ -24,21 +26,6 @@ class Level(StrEnum):
     """All of them."""
     EXTENDED = "extended"
     """Those that have a feature."""
-
-
-class Feature(StrEnum):
-    """What a connector may be able to do beyond the core."""
-
-    ASYNC_LOADS = "asynchronous loads"
-    ASYNC_LOOKUPS = "asynchronous lookups"
-    FAILURES = "failures by block"
-    GROUPS = "several KV cache groups"
-    RANKS = "several ranks"
-    LAYERS = "layer by layer"
-    PULL = "hand-off pull"
-    PUSH = "hand-off push"
-    EVENTS = "cache events"
-    PROBE = "probe"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvtrail.connector.known import has_other_writers, overrides
-from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES
-from kvtrail.connector.simulate.check.session import NONE_KNOWN, SHRINK_TRIES, Checked, Known, check
-from kvtrail.connector.simulate.conformance import features, verdict
-from kvtrail.connector.simulate.conformance.requirements import Feature, Level, of_level
+from kvtrail.connector.simulate.check import features
+from kvtrail.connector.simulate.check.features import Feature
+from kvtrail.connector.simulate.check.session import NONE_KNOWN, SHRINK_TRIES, STEPS, Checked, Known, check
+from kvtrail.connector.simulate.conformance import verdict
+from kvtrail.connector.simulate.conformance.requirements import Level, of_level
 from kvtrail.connector.simulate.conformance.verdict import Judged, Setting, Verdict
-from kvtrail.connector.simulate.pairs.engine import can_be_paired
 from kvtrail.connector.simulate.run import Unbuildable
 
 ALL = "all"
 LEVELS = (Level.CORE.value, Level.EXTENDED.value, ALL)
-STEPS = {Level.CORE.value: 14_000, Level.EXTENDED.value: 20_000, ALL: 20_000}
-"""Scheduling steps by level, where the user sets no number: core takes less than three minutes on two cores."""
 OTHER_LEVEL = "run with `--level extended`"
 
 
@@ -86,7 +84,6 @@ def asked_of(
     Args:
         connector: a name that vLLM knows, or `module:Class`.
         config: its `kv_connector_extra_config`; without one it is drawn where the connector declares what from.
-        steps: by the level, if it is not given.
 
     Raises:
         Unbuildable: there is no such connector; the text says why.
@@ -95,8 +92,11 @@ def asked_of(
         cls, claimed = features.class_of(connector), features.claimed(connector, config or {})
     except (AttributeError, ImportError) as missing:
         raise Unbuildable(str(missing)) from missing
-    driven, not_driven = profiles(connector, config, level, claimed)
-    most = STEPS[level] if steps is None else steps
+    driven, not_driven = features.profiles(connector, config, claimed)
+    if level == Level.CORE:
+        driven = tuple(each for each in driven if each not in features.NEEDS)
+        not_driven = dict.fromkeys(features.NEEDS, OTHER_LEVEL)
+    most = STEPS if steps is None else steps
     return Asked(connector, config, level, most, seed, cls, claimed, driven, not_driven, datetime.now(UTC))
 
 
@@ -140,27 +140,3 @@ def concluded(asked: Asked, checked: Checked) -> Conformance:
     results = verdict.judge(of_level(asked.level), checked, setting)
     said, inconclusive = verdict.overall(results, checked)
     return Conformance(asked, checked, setting, results, said, inconclusive)
-
-
-def profiles(
-    connector: str, config: Mapping[str, Any] | None, level: str, claimed: Sequence[Feature]
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The profiles to drive, in order, and why others are not, by profile. Several ranks need no claim: any connector may be
-    asked for them."""
-    for_features: dict[str, list[Feature]] = {}
-    for feature, names in features.PROFILES.items():
-        for name in names:
-            for_features.setdefault(name, []).append(feature)
-    driven: list[str] = []
-    not_driven: dict[str, str] = {}
-    for name in (*PAIR_PROFILES, *PROFILES):
-        needed = for_features.get(name, [])
-        if level == Level.CORE and needed:
-            not_driven[name] = OTHER_LEVEL
-        elif needed and Feature.RANKS not in needed and not any(each in claimed for each in needed):
-            not_driven[name] = f"the connector does not claim it ({' or '.join(needed)})"
-        elif name in PAIR_PROFILES and not can_be_paired(connector, config):
-            not_driven[name] = "nothing here lets two engines with it hand over to each other"
-        else:
-            driven.append(name)
-    return tuple(driven), not_driven

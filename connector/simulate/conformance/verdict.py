@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import sqrt
 
+from kvtrail.connector.simulate.check import features
 from kvtrail.connector.simulate.check.coverage import POINTS, RunCoverage, reached
+from kvtrail.connector.simulate.check.features import Feature
 from kvtrail.connector.simulate.check.session import Checked, Found
-from kvtrail.connector.simulate.conformance import features
 from kvtrail.connector.simulate.conformance.judges import REST_RESET, REST_ROOM, RULES, judges_of, looked
-from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS, Feature, Level, Requirement
+from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS, Level, Requirement
 from kvtrail.connector.simulate.judges.failure import BYTES, HITS
 
 
@@ -165,9 +166,8 @@ def _why_not(requirement: Requirement, checked: Checked, setting: Setting, times
     """Why a requirement without failures was not exercised; None if it was."""
     feature = requirement.feature
     if feature is not None and feature not in setting.present:
-        refused = [
-            setting.not_driven[each] for each in features.PROFILES.get(feature, ()) if each in setting.not_driven
-        ]
+        for_it = [name for name, needed in features.NEEDS.items() if feature in needed]
+        refused = [setting.not_driven[each] for each in for_it if each in setting.not_driven]
         return refused[0] if refused else f"the connector does not claim it ({feature}), and it was not seen"
     if requirement.subject == "reset" and not setting.overrides_reset:
         return "the connector has no reset of its own: it does not override `reset_cache`"

@@ -38,6 +38,7 @@ class Observer:
         seen: what was wrong.
         capacity_compared: whether the store was full in the end, and its capacity was compared with that of a new one.
         kv_events: what its KV cache events say.
+        asked_of_failed: lookups of prompts that a step had computed, in part, of a load that had failed.
     """
 
     def __init__(self, stage: BareScheduler, connector: Any) -> None:
@@ -66,6 +67,7 @@ class Observer:
         """The largest hit: its tokens, the end of the prefix that was found, and its request."""
         self.seen: dict[tuple[str, str], Failure] = {}
         self.capacity_compared = False
+        self.asked_of_failed = 0
         self.kv_events = KVEvents(partial(self._note, EVENTS), stage.hash_block_size)
         self._events: list[Any] = []
         """KV cache events of this step: what they report may have been computed in it."""
@@ -74,10 +76,13 @@ class Observer:
     # What lookups claim.
 
     def _looked_up(self, request: Any, computed: int, returned: int | None) -> None:
+        prefixes, worker = self._prefixes.of(request), self._stage.worker
+        if worker is not None and worker.model is not None and returned is not None:
+            self.asked_of_failed += not worker.model.of_failed.isdisjoint(prefixes[computed : request.num_tokens - 1])
         if not returned or returned < 0 or computed + returned > request.num_tokens or self._has_other_writers:
             return  # the rules judge that, or nobody knows what is stored
         self.kv_events.looked_up(request, computed, returned, self._stage.steps)
-        prefixes, end = self._prefixes.of(request), computed + returned
+        end = computed + returned
         if prefixes[end - 1] in self._computed:
             self._hit = max(self._hit, (returned, end, request), key=lambda hit: hit[0])
             return

@@ -106,6 +106,7 @@ class Model:
         wrong: what requests have read that was not theirs, in sentences, each once.
         compared: how many blocks that a step reads were compared, all layers of a block counted as one.
         loaded: how many loads were looked at.
+        of_failed: the numbers of prefixes that a step has computed of a load that had failed.
         copied: whether the connector has ever written to a KV cache.
     """
 
@@ -130,6 +131,7 @@ class Model:
         self._secrets = {name: cache.secret for name, cache in self.caches.items()}
         self.wrong: list[str] = []
         self.compared = self.loaded = 0
+        self.of_failed: set[int] = set()
         self.copied = False
         self._contents = Contents(shared.prefixes)
         slots = max(layout.slots for layout in self._layouts)
@@ -170,6 +172,7 @@ class Model:
             if failed and any(
                 failed.intersection(table[: -(-computed // layout.size)].tolist()) for table, layout in of_tables
             ):
+                self.of_failed.update(mine.tolist())
                 mine = np.full_like(mine, FAILED)
             else:
                 self._reads += self._read(request, computed, runs=True)

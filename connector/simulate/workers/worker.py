@@ -203,7 +203,7 @@ class FakeWorker:
         if first is None:
             return set()
         failed = set(whole or load.blocks[first:])
-        self._calls.failed.add(request_id)
+        self._calls.failed[request_id] = failed
         if self.model is not None:
             self.model.fail(failed.intersection(load.blocks), request_id)
         return failed

@@ -33,25 +33,34 @@ AT_ONCE = Schedule(transfer_ticks=0, message_ticks=0, handshake_ticks=0)
 OFFLOADING = configuration("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
 
 
-def test_a_failed_block_stays_in_vllms_prefix_cache_when_nobody_computes_it_again() -> None:
+@pytest.mark.parametrize("who", ["loads", "shares"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_failed_block_stays_in_vllms_prefix_cache_when_nobody_computes_it_again(
+    monkeypatch: pytest.MonkeyPatch, kept: bool, who: str
+) -> None:
+    """Neither what failed, nor what another request has computed of it; `check` drops both, where the request is aborted."""
+    if kept:
+        monkeypatch.setattr(BareScheduler, "_forget_failed", lambda self, gone: None)
     scenario = Scenario(
         arrivals=(
             Arrival("stores", (PREFIX, ("a", 1))),
             Arrival("loads", (PREFIX, ("b", 200)), at_step=20),
-            Arrival("asks", (PREFIX, ("c", 50)), at_step=40),
+            Arrival("shares", (PREFIX, ("c", 200)), at_step=20),
+            Arrival("asks", (PREFIX, ("b" if who == "loads" else "c", 200)), at_step=40),
         ),
         resets=(CachesReset(15),),
-        aborts=(Abort("loads", 20, When.FAILED_WITHIN),),
+        aborts=(Abort("loads", 20, When.FAILED), Abort("shares", 20, When.FAILED)),
         workers=Workers(load_failures=1.0, latest_steps=0, seed=1),
+        settings={"max_num_batched_tokens": 1000},
     )
     connector = configuration("OffloadConnector", {"chunk_size": 64})
     played = play(scenario, connector, own_workers=True, observed=True, at_rest=False)
-    (failed,) = [event for event in played.events if isinstance(event, LoadError)]
+    failed = next(event for event in played.events if isinstance(event, LoadError))
     assert len(failed.blocks_ids or ()) == 4, "none of the prefix's 128 tokens could be loaded"
-    ended = {event.request: event for event in played.events if isinstance(event, RequestEnd)}
-    assert (ended["loads"].outcome, ended["loads"].computed) == ("aborted", 0), "nor were they computed"
+    ended = {event.request: event.outcome for event in played.events if isinstance(event, RequestEnd)}
+    assert ended["loads"] == ended["shares"] == "aborted"
     asked = {lookup.request: lookup.computed for lookup in played.lookups}
-    assert asked["asks"] == 128, "and vLLM counts all of them as computed"
+    assert asked["asks"] == (320 if kept else 0), "vLLM counts all of them as computed"
     assert not played.observations, "which is not the connector's fault"
 
 

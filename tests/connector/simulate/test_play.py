@@ -13,7 +13,6 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.simulate import run
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.redrive.recorded import recorded_requests
 from kvtrail.connector.simulate.run import play
@@ -109,25 +108,6 @@ def test_a_scenario_goes_through_json_unchanged() -> None:
     assert "num_blocks" not in data
     with pytest.raises(ValueError, match=r"not a scenario: .*colour"):
         Scenario.from_dict({**data, "colour": "red"})
-
-
-def test_no_request_comes_while_a_reset_waits_that_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's cache may hold what a failed load has left, and a reset waits for open stores."""
-    happens, waits = run._happens, iter([False] * 5)
-
-    def late(each: Abort | CachesReset, *others: Any) -> bool:
-        return next(waits, True) and happens(each, *others)
-
-    monkeypatch.setattr(run, "_happens", late)
-    scenario = Scenario(
-        arrivals=(Arrival("r", (HEAD,), at_step=2),), resets=(CachesReset(1, running=True, first=True),)
-    )
-    (start,) = [event for event in play(scenario, OFFLOAD).events if isinstance(event, RequestStart)]
-    assert start.scheduler_step == 6
-    waits = iter([False] * 5)
-    plain = replace(scenario, resets=(CachesReset(1, running=True),))
-    (start,) = [event for event in play(plain, OFFLOAD).events if isinstance(event, RequestStart)]
-    assert start.scheduler_step == 2
 
 
 def test_the_story_contains_what_a_replay_needs() -> None:

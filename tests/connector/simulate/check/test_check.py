@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import signal
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,10 @@ from pytest_alone import run_pytest
 from kvtrail.__main__ import main
 from kvtrail.connector.commands.check import check as command
 from kvtrail.connector.registration import configuration
-from kvtrail.connector.simulate.check import report
+from kvtrail.connector.simulate.check import features, report
 from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest, in_turn, varied
-from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES, scenario_of
-from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
+from kvtrail.connector.simulate.check.profiles import OFTEN, PAIR_PROFILES, PROFILES, scenario_of
+from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check, turns
 from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
 from kvtrail.connector.simulate.conformance import suite
@@ -95,6 +97,33 @@ def test_every_wrong_copy_is_found_by_its_bytes(fault: str, hinted: bool) -> Non
     checked = check(name, profiles=where, runs=runs, steps=steps, stop_at_first=True, shrink_tries=0)
     found = {found.failure.id for found in checked.found}
     assert found - {"rule: byte-drift"} == {"bytes: a request has read KV that is not its own"}
+
+
+def test_wrong_kv_is_one_failure_though_bytes_and_fingerprints_both_show_it() -> None:
+    tested = ConnectorUnderTest("Faulty:blocks-exchanged:OffloadConnector", {"chunk_size": 64}, own_workers=True)
+    played, failures = run_one(tested, scenario_of("preemption-storm", 0), at_rest=False)
+    assert "byte-drift" in {each.rule for each in played.findings}
+    assert [each.id for each in failures if each.kind == BYTES or "byte" in each.what] == [
+        "bytes: a request has read KV that is not its own"
+    ]
+
+
+def test_vllm_says_nothing_of_failures_that_a_workload_provokes(tmp_path: Path) -> None:
+    said: list[logging.LogRecord] = []
+    heard = logging.Handler()
+    heard.emit = said.append  # type: ignore[method-assign]
+    logging.getLogger("vllm").addHandler(heard)
+    try:
+        check("OffloadConnector", profiles=["load-failure"], steps=None, runs=1, shrink_tries=0)
+        assert any("Recovered from KV load failure" in each.getMessage() for each in said), (
+            "it does without the command"
+        )
+        said.clear()
+        arguments = ["OffloadConnector", "--profile", "load-failure", "--runs", "1", "-o", str(tmp_path)]
+        CliRunner().invoke(main, ["check", *arguments])
+    finally:
+        logging.getLogger("vllm").removeHandler(heard)
+    assert said == []
 
 
 def test_fakes_copy_by_the_plan_and_show_what_a_wrong_plan_does() -> None:
@@ -362,6 +391,30 @@ def test_what_a_failed_request_has_stored_is_no_kv(name: str, profile: str, wron
 def test_nothing_recorded_is_an_error_of_its_own() -> None:
     with pytest.raises(NothingRecorded):
         check("UntracedOffloadConnector", steps=None, runs=1)
+
+
+def test_each_turn_of_a_profile_has_a_new_seed() -> None:
+    often = Checked(connector="", seed=5, profiles=("a", "b", "a", "c"), refused={"c": "it cannot"})
+    assert [*islice(turns(often), 6)] == [("a", 5), ("b", 5), ("a", 6), ("a", 7), ("b", 6), ("a", 8)]
+
+
+def test_what_finds_most_comes_often_and_what_a_connector_lacks_takes_no_steps() -> None:
+    driven, not_driven = features.profiles("ExampleConnector", None, features.claimed("ExampleConnector", {}))
+    assert driven[: len(OFTEN) - 2] == tuple(each for each in OFTEN if each != "load-failure")
+    assert driven.count("combined") == 3
+    assert {
+        "groups",
+        "states",
+        "block-sizes",
+        "load-failure",
+        "failed-requests",
+        "handoff",
+        "kv-events",
+    } <= not_driven.keys()
+    assert {*driven} == PROFILES.keys() - not_driven.keys()
+    checked = check("ExampleConnector", steps=1, shrink_tries=0)
+    assert checked.refused == not_driven
+    assert checked.profiles == driven
 
 
 def test_the_command_knows_the_profiles() -> None:

@@ -16,11 +16,10 @@ import faults  # noqa: F401 - makes them known
 
 from kvtrail.__main__ import main
 from kvtrail.connector.commands.conformance import LEVELS, conformance
-from kvtrail.connector.simulate.check import trial
+from kvtrail.connector.simulate.check import features, trial
+from kvtrail.connector.simulate.check.features import NEEDS, Feature
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.conformance import report, suite, text
-from kvtrail.connector.simulate.conformance.features import PROFILES as OF_FEATURES
-from kvtrail.connector.simulate.conformance.requirements import Feature
 from kvtrail.connector.simulate.run import Unbuildable
 from kvtrail.connector.simulate.scenario import Arrival, Scenario
 
@@ -138,9 +137,8 @@ def test_reports_are_as_the_published_schema_says() -> None:
 
 def test_core_drives_what_core_needs() -> None:
     asked = suite.asked_of("OffloadConnector")
-    of_features = {name for names in OF_FEATURES.values() for name in names}
-    assert set(asked.driven) == PROFILES.keys() - of_features
-    assert asked.not_driven.keys() == of_features
+    assert set(asked.driven) == PROFILES.keys() - NEEDS.keys()
+    assert asked.not_driven.keys() == NEEDS.keys()
 
 
 def test_extended_drives_what_is_claimed() -> None:
@@ -158,12 +156,7 @@ def test_a_connector_that_does_not_exist() -> None:
 
 
 def test_the_command_writes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = suite.profiles
-
-    def two(*args: Any) -> Any:
-        return ("chunked-prefill",), drawn(*args)[1]
-
-    monkeypatch.setattr(suite, "profiles", two)
+    monkeypatch.setattr(features, "profiles", lambda *args: (("chunked-prefill",), {}))
     assert suite.run.__kwdefaults__ is not None
     monkeypatch.setitem(suite.run.__kwdefaults__, "shrink_tries", FEW_TRIES)
     arguments = [f"{SILENT}:FindsNothing", "--steps", "1", "--out", str(tmp_path), "--json"]

@@ -9,8 +9,8 @@ import pytest
 from faulty_pairs import drawn
 
 from kvtrail.connector.known import overrides
-from kvtrail.connector.simulate.conformance import features
-from kvtrail.connector.simulate.conformance.requirements import Feature
+from kvtrail.connector.simulate.check import features
+from kvtrail.connector.simulate.check.features import Feature
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Workers
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 

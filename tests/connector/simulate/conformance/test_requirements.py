@@ -13,14 +13,14 @@ from types import ModuleType
 import pytest
 
 from kvtrail.connector import simulate
+from kvtrail.connector.simulate.check import features
 from kvtrail.connector.simulate.check.coverage import POINTS
+from kvtrail.connector.simulate.check.features import Feature
 from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES
-from kvtrail.connector.simulate.conformance import features
 from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judges_of
 from kvtrail.connector.simulate.conformance.requirements import (
     FILE,
     REQUIREMENTS,
-    Feature,
     Level,
     Requirement,
     load,
@@ -180,5 +180,4 @@ def test_a_failure_is_its_judges(kind: str, what: str, judge: str) -> None:
 
 
 def test_profiles_of_features_exist() -> None:
-    names = {name for names in features.PROFILES.values() for name in names}
-    assert names <= PROFILES.keys() | PAIR_PROFILES.keys()
+    assert features.NEEDS.keys() <= PROFILES.keys() | PAIR_PROFILES.keys()

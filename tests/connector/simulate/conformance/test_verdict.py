@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from kvtrail.connector.simulate.check.coverage import POINTS, RunCoverage
+from kvtrail.connector.simulate.check.features import Feature
 from kvtrail.connector.simulate.check.session import Checked
 from kvtrail.connector.simulate.conformance import verdict
-from kvtrail.connector.simulate.conformance.requirements import Feature, of_level
+from kvtrail.connector.simulate.conformance.requirements import of_level
 from kvtrail.connector.simulate.conformance.verdict import Judged, Result, Setting, Verdict, judge, overall
 from kvtrail.connector.simulate.judges.failure import CRASH, RULE, Failure
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Workers

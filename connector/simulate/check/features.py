@@ -1,4 +1,4 @@
-"""What a connector claims to be able to do, and what was seen of it."""
+"""What a connector claims to be able to do, what was seen of it, and which profiles are for it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,48 @@ import inspect
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, cast
 
 from kvtrail.connector.known import by_class, capabilities_declared, importable_as, overrides, part_of, plain_name
 from kvtrail.connector.registration import configuration, resolve
-from kvtrail.connector.simulate.conformance.requirements import Feature
+from kvtrail.connector.simulate.check.profiles import ORDER, PAIR_PROFILES
+from kvtrail.connector.simulate.pairs.engine import can_be_paired
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.events.capabilities import Capability, of_connector
 
+
+class Feature(StrEnum):
+    """What a connector may be able to do beyond the core."""
+
+    ASYNC_LOADS = "asynchronous loads"
+    ASYNC_LOOKUPS = "asynchronous lookups"
+    FAILURES = "failures by block"
+    GROUPS = "several KV cache groups"
+    RANKS = "several ranks"
+    LAYERS = "layer by layer"
+    PULL = "hand-off pull"
+    PUSH = "hand-off push"
+    EVENTS = "cache events"
+    PROBE = "probe"
+
+
 DECLARED = "kvtrail_features"
 """Attribute of a connector's class: names of features that its methods do not show, as `asynchronous loads`."""
-PROFILES: Mapping[Feature, tuple[str, ...]] = {
-    Feature.FAILURES: ("load-failure", "failed-requests"),
-    Feature.GROUPS: ("groups", "states", "block-sizes"),
-    Feature.RANKS: ("ranks",),
-    Feature.EVENTS: ("kv-events",),
-    Feature.PULL: ("handoff", "handoffs", "handoff-ranks"),
-    Feature.PUSH: ("handoff", "handoffs", "handoff-ranks"),
+_HANDOFFS = (Feature.PULL, Feature.PUSH)
+NEEDS: Mapping[str, tuple[Feature, ...]] = {
+    "load-failure": (Feature.FAILURES,),
+    "failed-requests": (Feature.FAILURES,),
+    "groups": (Feature.GROUPS,),
+    "states": (Feature.GROUPS,),
+    "block-sizes": (Feature.GROUPS,),
+    "ranks": (Feature.RANKS,),
+    "kv-events": (Feature.EVENTS,),
+    "handoff": _HANDOFFS,
+    "handoffs": _HANDOFFS,
+    "handoff-ranks": _HANDOFFS,
 }
-"""The profiles that are driven for a feature alone; all others are driven for core."""
+"""The profiles that are for a feature alone, and the features of which a connector must claim one; all others are for all."""
 _SEEN: Mapping[Feature, tuple[str, ...]] = {
     Feature.ASYNC_LOADS: ("lookup/async",),
     Feature.ASYNC_LOOKUPS: ("lookup/deferred",),
@@ -69,6 +92,20 @@ def claimed(connector: str, extra: Mapping[str, Any]) -> list[Feature]:
         return [feature for feature in Feature if any(feature in each for each in of_children)]
     declared = frozenset(getattr(cls, DECLARED, ()))
     return [each for each in Feature if each in declared or _claims(each, cls, extra)]
+
+
+def profiles(
+    connector: str, config: Mapping[str, Any] | None, claimed: Sequence[Feature]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The profiles to drive, in order, the most important several times; and why others are not, by profile. Several ranks
+    need no claim: any connector may be asked for them."""
+    not_driven: dict[str, str] = {}
+    for name, needed in NEEDS.items():
+        if Feature.RANKS not in needed and not any(each in claimed for each in needed):
+            not_driven[name] = f"the connector does not claim it ({' or '.join(needed)})"
+        elif name in PAIR_PROFILES and not can_be_paired(connector, config):
+            not_driven[name] = "nothing here lets two engines with it hand over to each other"
+    return tuple(name for name in ORDER if name not in not_driven), not_driven
 
 
 def detected(reached: Counter[str]) -> list[Feature]:
