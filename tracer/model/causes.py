@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 
 class Cause(StrEnum):
@@ -78,7 +78,7 @@ class NotRecorded(StrEnum):
     """Several caches have lost it, and which was the last is not known."""
 
 
-class Detail(Struct, frozen=True, gc=False):
+class Detail(Struct, frozen=True, gc=False, omit_defaults=True):
     """The details of a part. Empty fields are not known, or do not apply.
 
     Attributes:
@@ -134,15 +134,10 @@ class Part(Struct, frozen=True, gc=False):
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON-ready data, without what is empty."""
-        data: dict[str, Any] = {
+        return {
             "cause": self.cause.value,
             "tier": self.tier,
             "start": self.start,
             "tokens": self.tokens,
+            **to_builtins(self.detail),
         }
-        detail = {
-            name: value
-            for name in Detail.__struct_fields__
-            if (value := getattr(self.detail, name)) != getattr(NOTHING, name)
-        }
-        return {**data, **detail}
