@@ -74,12 +74,12 @@ class OnlineMissRatioCurve:
         """Admitted requests, by engine and request."""
         self._ahead = BoundedDict[Owner, _Ahead](MAX_AHEAD)
 
-    def admitted(self, breakdown: Breakdown) -> Counter[str]:
+    def admitted(self, breakdown: Breakdown) -> Mapping[str, int]:
         """A request was allocated blocks."""
         lookup, event = breakdown.lookup, breakdown.event
         size = lookup.chunk_size or lookup.block_size or 0
         if not size or not breakdown.chain:
-            return Counter()
+            return {}
         running = _Running(event, RequestPrefix(Chain(hashes=breakdown.chain), size, lookup.block_size or size))
         owner = event.engine, event.request or ""
         self._running[owner] = running
@@ -96,7 +96,7 @@ class OnlineMissRatioCurve:
         follow = _FOLLOW.get(type(fact))
         return follow(self, fact) if follow else {}
 
-    def ran(self, fact: Ran) -> Counter[str]:
+    def ran(self, fact: Ran) -> Mapping[str, int]:
         """A step runs a request: what it computes can be stored."""
         event = fact.event
         owner, computed = (event.engine, event.request or ""), event.computed + event.scheduled
@@ -104,9 +104,9 @@ class OnlineMissRatioCurve:
         if running is not None:
             return self._computed(running, computed)
         self._ahead[owner] = _Ahead(computed)
-        return Counter()
+        return {}
 
-    def ended(self, fact: Ended) -> Counter[str]:
+    def ended(self, fact: Ended) -> Mapping[str, int]:
         """A request has ended: by now the hashes of what it has generated are recorded as well."""
         event = fact.event
         owner = event.engine, event.request or ""
@@ -116,7 +116,7 @@ class OnlineMissRatioCurve:
         if owner in self._running:
             return self._left(owner, end)
         self._ahead[owner] = end
-        return Counter()
+        return {}
 
     def _left(self, owner: Owner, end: _Ahead) -> Counter[str]:
         """A request that was followed has ended."""
@@ -166,7 +166,7 @@ class OnlineMissRatioCurve:
         return measures
 
 
-_FOLLOW: Mapping[type[Fact], Callable[[OnlineMissRatioCurve, Any], Counter[str]]] = {
+_FOLLOW: Mapping[type[Fact], Callable[[OnlineMissRatioCurve, Any], Mapping[str, int]]] = {
     Ran: OnlineMissRatioCurve.ran,
     Ended: OnlineMissRatioCurve.ended,
     Copied: OnlineMissRatioCurve.copied,

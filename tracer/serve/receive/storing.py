@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
@@ -42,10 +41,15 @@ MAX_MARKED = 10_000
 _STRETCH_NS = ACTIVITY_S * 10**9
 _SOURCES = {"returned": "returned", "count_tokens": "count", "bytes": "bytes"}
 """Which field of an event each amount sums up."""
-_HAVE = {
-    amount: frozenset(kind for kind, cls in CLASSES.items() if source in {field.name for field in fields(cls)})
-    for amount, source in _SOURCES.items()
+_SUMMED = {
+    kind: [
+        (Amounts._fields.index(amount), source)
+        for amount, source in _SOURCES.items()
+        if source in {field.name for field in fields(cls)}
+    ]
+    for kind, cls in CLASSES.items()
 }
+"""By kind of event: the places of the amounts that it has in `Amounts`, each with its field."""
 
 
 class Storage:
@@ -262,16 +266,16 @@ class Storage:
 
 def activity_of(events: Sequence[Event]) -> dict[Activity, Amounts]:
     """What events add to the sums of recent activity, by stretch of time, engine and kind."""
-    counts = Counter([(event.end_ns // _STRETCH_NS, event.engine, event.kind) for event in events])
-    amounts = {amount: Counter[tuple[int, str, str]]() for amount in _SOURCES}
-    for amount, source in _SOURCES.items():
-        kinds = _HAVE[amount]
-        for event in events:
-            if event.kind in kinds and (value := getattr(event, source)):
-                amounts[amount][event.end_ns // _STRETCH_NS, event.engine, event.kind] += value
+    sums: dict[tuple[int, str, str], list[int]] = {}
+    for event in events:
+        where = event.end_ns // _STRETCH_NS, event.engine, event.kind
+        amounts = sums.get(where)
+        if amounts is None:
+            amounts = sums[where] = [0] * len(Amounts._fields)
+        amounts[0] += 1
+        for place, source in _SUMMED.get(event.kind, ()):
+            amounts[place] += getattr(event, source) or 0
     return {
-        Activity(stretch * ACTIVITY_S, engine, kind): Amounts(
-            count, *(amounts[amount][stretch, engine, kind] for amount in _SOURCES)
-        )
-        for (stretch, engine, kind), count in counts.items()
+        Activity(stretch * ACTIVITY_S, engine, kind): Amounts(*amounts)
+        for (stretch, engine, kind), amounts in sums.items()
     }
