@@ -36,12 +36,12 @@ def compare(
     what: str, program: str, sides: Mapping[str, tuple[Path, Sequence[object]]], rounds: int, unit: str
 ) -> None:
     """Run a benchmark that prints a number alternately for two sides, each in its own process, and print the ratio. A side
-    has a name, a checkout of kvtrail and arguments."""
+    has a name, a checkout of kvtrail, whose copy of the program runs, and arguments."""
     numbers: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, (checkout, arguments) in sides.items():
             environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
-            command = [sys.executable, program, *map(str, arguments)]
+            command = [sys.executable, str(checkout / "benchmarks" / Path(program).name), *map(str, arguments)]
             run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
             numbers[name].append(float(run.stdout))
     ours, theirs = sides

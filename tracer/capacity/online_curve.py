@@ -58,12 +58,12 @@ class OnlineMissRatioCurve:
         """By engine and request, the last step, or the end, that came before the admission was explained: that may wait for
         a missing event of its recorder."""
 
-    def admitted(self, breakdown: Breakdown) -> Counter[str]:
+    def admitted(self, breakdown: Breakdown) -> Mapping[str, int]:
         """A request was allocated blocks."""
         lookup, event = breakdown.lookup, breakdown.event
         size = lookup.chunk_size or lookup.block_size or 0
         if not size or not breakdown.chain:
-            return Counter()
+            return {}
         owner = event.engine, event.request or ""
         running = RequestPrefix(event, Chain(hashes=breakdown.chain), size, lookup.block_size or size)
         self._running[owner] = running
@@ -71,7 +71,7 @@ class OnlineMissRatioCurve:
         if (ahead := self._ahead.get(owner)) is not None:
             if isinstance(ahead, Schedule):
                 del self._ahead[owner]
-            measures += self._went_on(ahead)
+            measures.update(self._went_on(ahead))
         return measures
 
     def enter(self, fact: Fact) -> Mapping[str, int]:
@@ -79,17 +79,17 @@ class OnlineMissRatioCurve:
         follow = _FOLLOW.get(type(fact))
         return follow(self, fact) if follow else {}
 
-    def went_on(self, fact: Ran | Ended) -> Counter[str]:
+    def went_on(self, fact: Ran | Ended) -> Mapping[str, int]:
         """A step runs a request, or it has ended: what it computes can be stored, and by its end the hashes of what it has
         generated are recorded as well."""
         return self._went_on(fact.event)
 
-    def _went_on(self, event: Schedule | RequestEnd) -> Counter[str]:
+    def _went_on(self, event: Schedule | RequestEnd) -> Mapping[str, int]:
         owner = event.engine, event.request or ""
         running = self._running.get(owner)
         if running is None:
             self._ahead[owner] = event
-            return Counter()
+            return {}
         computed = event.computed or 0
         if isinstance(event, Schedule):
             computed += event.scheduled
@@ -135,7 +135,7 @@ class OnlineMissRatioCurve:
         return measures
 
 
-_FOLLOW: Mapping[type[Fact], Callable[[OnlineMissRatioCurve, Any], Counter[str]]] = {
+_FOLLOW: Mapping[type[Fact], Callable[[OnlineMissRatioCurve, Any], Mapping[str, int]]] = {
     Ran: OnlineMissRatioCurve.went_on,
     Ended: OnlineMissRatioCurve.went_on,
     Copied: OnlineMissRatioCurve.copied,

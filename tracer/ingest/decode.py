@@ -105,7 +105,7 @@ def from_span(span: Span) -> Event | None:
         _rows(span.span_id, span.attributes)
     if span.name not in CLASSES:
         return _stand_in(span.name, _ids(span), span.attributes | common(span.resource))
-    return _event_or_stand_in(span.name, _ids(span), span.attributes.copy(), common(span.resource))[0]
+    return event(span.name, _ids(span), span.attributes.copy(), common(span.resource))[0]
 
 
 def event_of(span: Span) -> Event | None:
@@ -114,20 +114,6 @@ def event_of(span: Span) -> Event | None:
         return from_span(span)
     except MalformedSpan:
         return None
-
-
-def _event_or_stand_in(
-    name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]
-) -> tuple[Event, Sequence[str]]:
-    """What `event` gives; where that is malformed, and has names that a newer kvtrail may have in place of ours, what stands
-    for it."""
-    try:
-        return event(name, ids, values, common)
-    except MalformedSpan:
-        unknown = _unknown(values, _KNOWN[name])
-        if unknown and (unfamiliar := _stand_in(name, ids, values)) is not None:
-            return unfamiliar, unknown
-        raise
 
 
 def _stand_in(name: str, ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | None:
@@ -171,36 +157,51 @@ def _ids(span: Span) -> Ids:
 
 
 def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]) -> tuple[Event, Sequence[str]]:
-    """The event of a known kind, and the names of those attributes that a newer kvtrail may know. `values` are the span's
-    attributes, and are changed; `common` is what the function of that name gives.
+    """The event of a known kind, and the names of those attributes that a newer kvtrail may know. Where it is malformed, and
+    has names that a newer kvtrail may have in place of ours, what stands for it. `values` are the span's attributes, and are
+    changed; `common` is what the function of that name gives.
 
     Raises:
         MalformedSpan: as for `from_span`.
     """
-    if ids[4] is not None and name == Kind.REQUEST and values.get(_OUTCOME) == semconv.CUT_OFF:
-        name, ids = Kind.CUT_OFF, (*ids[:4], None)  # its status is not an exception
-    elif ids[4] == semconv.FAILED_REASON:
-        ids = (*ids[:4], None)  # neither is this
-    for key in _FOR_OTHERS.get(name, ()):
-        values.pop(key, None)
+    kind, of_event = name, ids
+    if ids[4] is not None:
+        if name == Kind.REQUEST and values.get(_OUTCOME) == semconv.CUT_OFF:
+            kind, of_event = Kind.CUT_OFF, (*ids[:4], None)  # its status is not an exception
+        elif ids[4] == semconv.FAILED_REASON:
+            of_event = (*ids[:4], None)  # neither is this
+    if kind in _FOR_OTHERS:
+        for key in _FOR_OTHERS[kind]:
+            values.pop(key, None)
     values |= common
-    _enter(ids, values)
-    unknown: Sequence[str] = ()
+    _enter(of_event, values)
     try:
-        decoded = convert(values, CLASSES[name])
+        decoded: Event = convert(values, CLASSES[kind])
     except ValidationError:
-        decoded, unknown = _without_unknown(name, ids, values)
-    if decoded.end_ns - decoded.start_ns > LONGEST_NS:
-        days = (decoded.end_ns - decoded.start_ns) // (86_400 * 10**9)
-        raise MalformedSpan(f"span {ids[1]} ({name}): it lasted {days:,} days", about=(name, "end_ns"))
-    return decoded, unknown
+        try:
+            return _lasting(_without_unknown(kind, ids, values)), _unknown(values, _KNOWN[kind])
+        except MalformedSpan:
+            unknown = _unknown(values, _KNOWN[name])
+            if unknown and (unfamiliar := _stand_in(name, ids, values)) is not None:
+                return unfamiliar, unknown
+            raise
+    return _lasting(decoded), ()
 
 
-def _without_unknown(name: str, ids: Ids, values: Mapping[str, Any]) -> tuple[Event, Sequence[str]]:
-    """The event without those attributes that its kind does not have, and their names where they are kvtrail's."""
+def _lasting(event: Event) -> Event:
+    """An event that may have lasted as long as it says. Raises MalformedSpan for any other."""
+    if event.end_ns - event.start_ns > LONGEST_NS:
+        days = (event.end_ns - event.start_ns) // (86_400 * 10**9)
+        text = f"span {event.span_id} ({event.kind}): it lasted {days:,} days"
+        raise MalformedSpan(text, about=(event.kind, "end_ns"))
+    return event
+
+
+def _without_unknown(name: str, ids: Ids, values: Mapping[str, Any]) -> Event:
+    """The event without those attributes that its kind does not have."""
     known = _KNOWN[name]
     try:
-        decoded = convert({key: value for key, value in values.items() if key in known}, CLASSES[name])
+        return convert({key: value for key, value in values.items() if key in known}, CLASSES[name])
     except ValidationError as wrong:
         expected, _, path = str(wrong).partition(" - at `$.")
         key = path.rstrip("`").partition("[")[0]
@@ -208,7 +209,6 @@ def _without_unknown(name: str, ids: Ids, values: Mapping[str, Any]) -> tuple[Ev
             wanted = expected.removeprefix("Expected ").partition(", got ")[0].replace("`", "")
             expected = f"{key} is {_SHORT.repr(values[key])}, but must be {wanted}"
         raise MalformedSpan(f"span {ids[1]} ({name}): {expected}", about=(name, key or expected)) from wrong
-    return decoded, _unknown(values, known)
 
 
 def common(resource: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,39 +277,29 @@ class Decoded:
 
     def add_ours(self, name: str, ids: Ids, attributes: dict[str, Any], common: Mapping[str, Any]) -> None:
         """Sort a span of ours in; `attributes` are changed."""
-        if name == semconv.STEP_SPAN:
-            try:
-                rows = _rows(ids[1], attributes)
-            except MalformedSpan as malformed:
-                self._add_malformed(malformed, ids)
-                return
-            for id_, own in rows:
-                self.add_ours(Kind.SCHEDULE, (ids[0], id_, *ids[2:]), own, common)
-            return
-        if name not in CLASSES:
-            if name == semconv.ENGINE_SPAN:
-                return
-            stand_in = _stand_in(name, ids, {**attributes, **common})
-            if stand_in is not None:
-                self.events.append(stand_in)
-                self.stand_ins += 1
-            self.unknown_spans[name] += 1
-            return
         try:
-            decoded, unknown = _event_or_stand_in(name, ids, attributes, common)
+            if name in CLASSES:
+                decoded, unknown = event(name, ids, attributes, common)
+                self.events.append(decoded)
+                if unknown:
+                    self.unknown_attributes.update(unknown)
+            elif name == semconv.STEP_SPAN:
+                for id_, own in _rows(ids[1], attributes):
+                    self.add_ours(Kind.SCHEDULE, (ids[0], id_, *ids[2:]), own, common)
+            elif name != semconv.ENGINE_SPAN:
+                self._add_unfamiliar(name, _stand_in(name, ids, {**attributes, **common}))
         except MalformedSpan as malformed:
-            self._add_malformed(malformed, ids)
-            return
-        self.events.append(decoded)
-        if unknown:
-            self.unknown_attributes.update(unknown)
+            malformed.trace_id = ids[0]
+            # What led to it is a cycle of 30 kB, which would keep the request, too, and the call that brought it, until
+            # cycles are looked for.
+            malformed.__cause__ = malformed.__context__ = None
+            self.malformed.append(malformed.with_traceback(None))
 
-    def _add_malformed(self, malformed: MalformedSpan, ids: Ids) -> None:
-        malformed.trace_id = ids[0]
-        # What led to it is a cycle of 30 kB, which would keep the request, too, and the call that brought it, until cycles
-        # are looked for.
-        malformed.__cause__ = malformed.__context__ = None
-        self.malformed.append(malformed.with_traceback(None))
+    def _add_unfamiliar(self, name: str, stand_in: Unfamiliar | None) -> None:
+        if stand_in is not None:
+            self.events.append(stand_in)
+            self.stand_ins += 1
+        self.unknown_spans[name] += 1
 
 
 class Remembered(dict[bytes, Parsed]):
@@ -322,11 +312,15 @@ class Remembered(dict[bytes, Parsed]):
 
     def __missing__(self, encoded: bytes) -> Parsed:
         parsed = self.parse(encoded)
+        self.remember(encoded, parsed)
+        return parsed
+
+    def remember(self, encoded: bytes, parsed: Parsed) -> None:
+        """Add one, unless it is long."""
         if len(encoded) <= _LONGEST_REMEMBERED:
             if len(self) >= _MAX_REMEMBERED:
                 self.clear()
             self[encoded] = parsed
-        return parsed
 
 
 class Named(Protocol):

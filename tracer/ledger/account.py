@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from kvtrail.tracer.events.cache_groups import has_states
 from kvtrail.tracer.events.events import (
@@ -326,7 +327,8 @@ class Account(Struct, eq=False):
 
     def as_dict(self) -> dict[str, Any]:
         """The account as JSON-ready data, without its evidence, states and phases."""
-        data = {name: getattr(self, name) for name in _NAMES}
+        data = asdict(self)
+        del data["evidence"], data["states"], data["phases"], data["recalled"]
         data["complete"] = self.complete
         for name in ("loaded_by_rank", "stored_by_rank", "stored_ranges"):
             data[name] = data[name].copy()
@@ -606,6 +608,8 @@ class Account(Struct, eq=False):
             stored.end, stored.last = max(stored.end, end), event
         if ranges and ranges[-1][0] <= start <= ranges[-1][1]:  # nearly always: it continues the last one
             ranges[-1] = (ranges[-1][0], max(ranges[-1][1], end))
+        elif not ranges or ranges[-1][1] < start:
+            ranges.append((start, end))
         else:
             self.stored_ranges = merged(ranges, start, end)
 
@@ -687,7 +691,6 @@ class Account(Struct, eq=False):
         self.evidence.begin_epoch()
 
 
-_NAMES = [name for name in Account.__struct_fields__ if name not in ("evidence", "states", "phases", "recalled")]
 _ENTER = handlers(Account)
 _STEP = Kind.SCHEDULE  # a name is looked up several times faster than a member of an enum
 

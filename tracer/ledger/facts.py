@@ -205,9 +205,9 @@ class Breakdown(Struct, eq=False):
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON-ready data."""
-        event = self.event
+        event, prefix = self.event, self.prefix
         return {
-            **({"prefix": self.prefix} if self.prefix else {}),
+            **({"prefix": prefix} if prefix else {}),
             "epoch": event.epoch,
             "total": self.lookup.total,
             "at_ns": event.end_ns,

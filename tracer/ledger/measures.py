@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -32,25 +31,24 @@ def measures_of(account: Account, causes: Iterable[Mapping[str, Any]]) -> dict[s
     computed, and the time in each phase that it has been in and left. `tokens` are those of its prompts, over all
     admissions, by cause. `prefix` names the beginning of its prompt, and is empty where that is not known.
     """
-    tokens: Counter[str] = Counter()
+    tokens: dict[str, int] = {}
     prefix = ""
     for admission in causes:
         prefix = prefix or admission.get("prefix", "")
         for part in admission["parts"]:
-            tokens[part["cause"]] += part["tokens"]
-    return {"times": times_of(account), "tokens": dict(tokens), "prefix": prefix}
+            tokens[part["cause"]] = tokens.get(part["cause"], 0) + part["tokens"]
+    return {"times": times_of(account), "tokens": tokens, "prefix": prefix}
 
 
 def times_of(account: Account) -> dict[str, int]:
     """The nanoseconds of each measure of time that the request has."""
     begun_ns, ended_ns = account.started_ns, account.ended_ns
     changes = account.phases.changes()
-    times: Counter[str] = Counter()
-    for (at_ns, phase), (until_ns, _) in pairwise(changes):
+    times: dict[str, int] = {}
+    # What its engine's end has cut short lasts until then; of others the last phase goes on.
+    for (at_ns, phase), (until_ns, _) in pairwise(changes if ended_ns is None else [*changes, (ended_ns, Phase.DONE)]):
         if phase in NAMES:
-            times[NAMES[phase]] += max(0, until_ns - at_ns)
-    if changes and ended_ns is not None and (last := changes[-1])[1] in NAMES:
-        times[NAMES[last[1]]] += max(0, ended_ns - last[0])  # its engine has ended
+            times[NAMES[phase]] = times.get(NAMES[phase], 0) + max(0, until_ns - at_ns)
     if ended_ns is not None:
         times["duration"] = max(0, ended_ns - begun_ns)
     token_ns = _first_token_ns(account, changes)

@@ -48,24 +48,28 @@ class Tenants:
         return tenant
 
 
-def measures_of(breakdown: Breakdown, tier_of: Callable[[str], str], *, tenant: str = PLAIN) -> Counter[str]:
+def measures_of(breakdown: Breakdown, tier_of: Callable[[str], str], *, tenant: str = PLAIN) -> dict[str, int]:
     """What an admission adds; `tier_of` gives the name by which a tier is counted. What belongs to no other tenant is
     `plain`, and needs no sum of its own."""
-    measures: Counter[str] = Counter()
+    measures: dict[str, int] = {}
+
+    def add(measure: str, count: int) -> None:
+        measures[measure] = measures.get(measure, 0) + count
+
     for part in breakdown.parts:
-        name = f"{part.cause}:{part.detail.why or (tier_of(part.tier) if part.tier else '')}"
-        measures[CAUSE + name] += part.tokens
+        tokens, detail = part.tokens, part.detail
+        name = f"{part.cause}:{detail.why or (tier_of(part.tier) if part.tier else '')}"
+        add(CAUSE + name, tokens)
         if tenant != PLAIN:
-            measures[f"{TENANT}{tenant}:{part.cause}"] += part.tokens
-        if part.detail.group is not None:
-            kind = part.detail.group_kind.replace(":", "_")
-            measures[f"{GROUP}{part.detail.group}:{kind}:{part.cause}"] += part.tokens
-        if part.detail.unstored:
-            measures[f"{UNSTORED}{part.cause}:{part.detail.unstored}"] += part.tokens
-        if part.cause in _AGING and part.detail.at_ns:
-            age_ms = max(0, breakdown.event.end_ns - part.detail.at_ns) // 10**6
-            measures[AGE + name] += part.tokens * age_ms
-            measures[AGED + name] += part.tokens
+            add(f"{TENANT}{tenant}:{part.cause}", tokens)
+        if detail.group is not None:
+            kind = detail.group_kind.replace(":", "_")
+            add(f"{GROUP}{detail.group}:{kind}:{part.cause}", tokens)
+        if detail.unstored:
+            add(f"{UNSTORED}{part.cause}:{detail.unstored}", tokens)
+        if part.cause in _AGING and detail.at_ns:
+            add(AGE + name, tokens * (max(0, breakdown.event.end_ns - detail.at_ns) // 10**6))
+            add(AGED + name, tokens)
     return measures
 
 

@@ -28,6 +28,8 @@ _SUMS = ("loaded", "stored", "waited_ns", "recomputed")
 LOTS = 15
 FINDINGS_TIER = LOTS
 """The lowest tier of requests with findings, or that failed; the tiers of all others are below it."""
+_TIMES = [(f"{name}_ns", name) for name in TIMES]
+_REUSED = [cause.value for cause in REUSED]
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -72,7 +74,9 @@ def row_of(account: Mapping[str, Any], lane: Lane | None = None) -> RequestRow:
     verdict is unknown) and, where it was measured, what `measures_of` gives. Raises OverflowError or UnicodeError where it
     holds a number or a text that JSON cannot hold."""
     columns = {name: account[name] for name in COLUMNS}
-    columns |= {name: min(columns[name], LARGEST) for name in _SUMS}
+    for name in _SUMS:
+        if columns[name] > LARGEST:
+            columns[name] = LARGEST
     return RequestRow(columns, measures_row(account) if "times" in account else None, lane, body_of(account))
 
 
@@ -87,17 +91,21 @@ def measures_row(account: Mapping[str, Any]) -> dict[str, Any]:
     """What an account is measured by, by column: nanoseconds, tokens, and the names that requests are grouped by."""
     times, tokens = account["times"], {cause: min(count, LARGEST) for cause, count in account["tokens"].items()}
     asked = min(sum(tokens.values()), LARGEST)
-    held, loaded = (tokens.get(cause, 0) for cause in REUSED)
-    counts = (account["prompt"], asked - held - loaded if tokens else None, account["recomputed"], account["epoch"])
-    return {
+    row: dict[str, Any] = {
         "request": account["request"], "engine": account["engine"], "started_ns": account["started_ns"],
         "last_ns": account["last_ns"], "tenant": account["identity"] or UNKNOWN,
         "connector": account["connector"] or UNKNOWN, "prefix": account["prefix"] or UNKNOWN,
-        **{f"{name}_ns": times.get(name) for name in TIMES},
-        **{name: count if count is None else min(count, LARGEST) for name, count in zip(COUNTS, counts, strict=True)},
-        **dict(zip(map(str, REUSED), (held, loaded), strict=True)), "asked": asked, "tokens": tokens,
-        ENDING: str(ending_of(account["status"], account["outcome"])),
+        "asked": asked, "tokens": tokens, ENDING: ending_of(account["status"], account["outcome"]).value,
     }  # fmt: skip
+    for column, name in _TIMES:
+        row[column] = times.get(name)
+    for cause in _REUSED:
+        row[cause] = tokens.get(cause, 0)
+    computed = asked - sum(row[cause] for cause in _REUSED) if tokens else None
+    counts = (account["prompt"], computed, account["recomputed"], account["epoch"])
+    for name, count in zip(COUNTS, counts, strict=True):
+        row[name] = count if count is None else min(count, LARGEST)
+    return row
 
 
 def tier_of(lane: Lane) -> int:

@@ -316,8 +316,12 @@ class Metrics:
         batch: defaultdict[tuple[str, str], _Counts] = defaultdict(_Counts)
         for event in events:
             if event.connector:  # a recorder's heartbeat belongs to no connector
+                counts, count = batch[event.engine, event.connector], _COUNT.get(event.kind)
                 try:
-                    self._count_event(event, batch[event.engine, event.connector])
+                    if event.error is not None:
+                        counts.add(self.errors, 1, event.kind)
+                    if count is not None:
+                        count(self, event, counts)
                 except Exception as error:
                     self.internal_errors.count(Where.METRICS, error, f"span {event.span_id} is not counted")
         for fact in facts:
@@ -331,13 +335,6 @@ class Metrics:
             batch[ended.event.engine, ended.event.connector].add(self.handoffs, 1, ended.side, ended.outcome)
         for (engine, connector), counts in batch.items():
             self._add(engine, connector, counts)
-
-    def _count_event(self, event: Event, counts: _Counts) -> None:
-        """Count what one event of a connector reports."""
-        if event.error is not None:
-            counts.add(self.errors, 1, event.kind)
-        if count := _COUNT.get(event.kind):
-            count(self, event, counts)
 
     def _count_fact(self, fact: Fact | Breakdown, counts: _Counts) -> None:
         if isinstance(fact, Preempted):

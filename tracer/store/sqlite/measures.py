@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
+from operator import itemgetter
 
 from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.store import Selection, measures
@@ -33,9 +34,9 @@ END""",
 )
 _PUT = (
     f"INSERT OR REPLACE INTO request_measures (number, {', '.join(COLUMNS)})"
-    f" SELECT number, {', '.join(f':{name}' for name in COLUMNS)} FROM requests"
-    " WHERE request = :request AND engine = :engine"
+    f" SELECT number, {', '.join('?' * len(COLUMNS))} FROM requests WHERE request = ? AND engine = ?"
 )
+_values = itemgetter(*COLUMNS, "request", "engine")
 _TOKENS = "CASE WHEN json_valid(tokens) THEN tokens END"
 _OF_CAUSE = f"coalesce({_TOKENS} ->> '{{}}', 0)"
 
@@ -43,7 +44,7 @@ _OF_CAUSE = f"coalesce({_TOKENS} ->> '{{}}', 0)"
 def put(db: sqlite3.Connection, rows: Iterable[RequestRow]) -> None:
     """Store the measures of new and changed requests, within the open transaction; the requests are there already."""
     measured = (row.measures for row in rows if row.measures is not None)
-    db.executemany(_PUT, ({**each, "tokens": to_text(each["tokens"])} for each in measured))
+    db.executemany(_PUT, [_values({**each, "tokens": to_text(each["tokens"])}) for each in measured])
 
 
 def forget(db: sqlite3.Connection, *, since_ns: int) -> None:

@@ -119,15 +119,15 @@ _STABLE = ("request", "engine", "external", "trace_id", "started_ns")
 """Columns that hardly ever change. An update that does not set them leaves their indexes alone."""
 _PUT = (*COLUMNS, "tier", "reach", "changes", "transfers", "body")
 _UPDATE = (
-    f"UPDATE requests SET {', '.join(f'{name} = :{name}' for name in _PUT if name not in _STABLE)}"
-    f" WHERE {' AND '.join(f'{name} = :{name}' for name in _STABLE)}"
+    f"UPDATE requests SET {', '.join(f'{name} = ?{at}' for at, name in enumerate(_PUT, 1) if name not in _STABLE)}"
+    f" WHERE {' AND '.join(f'{name} = ?{_PUT.index(name) + 1}' for name in _STABLE)}"
 )
 _UPSERT = (
     f"INSERT INTO requests ({', '.join(_PUT)}, after_span)"
-    f" VALUES ({', '.join(f':{name}' for name in _PUT)}, (SELECT settled FROM log_end))"
+    f" VALUES ({', '.join('?' * len(_PUT))}, (SELECT settled FROM log_end))"
     " ON CONFLICT (request, engine) DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in _PUT[2:])
 )
-_NO_LANE = {"tier": None, "reach": None, "changes": "[]", "transfers": "[]"}
+_NO_LANE = (None, None, "[]", "[]")
 OPEN_REACH = 63
 """The reach of requests that have not ended: they extend to the present."""
 LONGEST_REACH = 25
@@ -162,18 +162,18 @@ def put(db: sqlite3.Connection, rows: Iterable[RequestRow]) -> None:
     compress = bodies.packer().compress
     for row in rows:
         lane = _NO_LANE if row.lane is None else _lane_columns(row.lane)
-        values = {**row.columns, **lane, "body": compress(row.body)}
+        values = (*map(row.columns.__getitem__, COLUMNS), *lane, compress(row.body))
         if not db.execute(_UPDATE, values).rowcount:
             db.execute(_UPSERT, values)
 
 
-def _lane_columns(lane: Lane) -> dict[str, Any]:
+def _lane_columns(lane: Lane) -> tuple[Any, ...]:
+    """Its tier, reach, changes and transfers."""
     reach = OPEN_REACH
     if lane.ended_ns is not None:
         lasted_s = max(0, lane.last_ns - lane.started_ns) // 10**9
         reach = min(int(lasted_s).bit_length(), LONGEST_REACH)
-    changes, transfers = to_text(lane.changes), to_text(lane.transfers)
-    return {"tier": tier_of(lane), "reach": reach, "changes": changes, "transfers": transfers}
+    return tier_of(lane), reach, to_text(lane.changes), to_text(lane.transfers)
 
 
 def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
