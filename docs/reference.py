@@ -66,7 +66,7 @@ dashboard:
 ```
 
 The command line comes first, then the environment, then the file. An unknown key, or an invalid value, is an error that
-names the file.
+names the file. `kvtrail config serve` (or `dashboard`) shows the effective values and their sources.
 
 | exit code | meaning |
 | --- | --- |

@@ -25,6 +25,8 @@ RECORDED = "recorded"
 @click.command()
 @TRACES
 @click.option("--request", metavar="ID", help="Show this request only; the engine's id or the caller's.")
+@click.option("--step", type=int, metavar="N", help="Show this step only, with its request's account.")
+@click.option("--finding", type=int, metavar="N", help="Show only the step with the Nth finding, likewise.")
 @click.option(
     "--json",
     "as_json",
@@ -47,6 +49,8 @@ def replay(
     context: click.Context,
     traces: tuple[Path, ...],
     request: str | None,
+    step: int | None,
+    finding: int | None,
     as_json: bool,
     against: str | None,
     config: dict[str, Any] | None,
@@ -56,7 +60,8 @@ def replay(
 ) -> None:
     """Print the steps of trace files, read together as one history: each event, and what it changed in its request's account.
 
-    A TRACE may also be the log of a vLLM server with LMCache. Findings appear at the step that shows them.
+    A TRACE may also be the log of a vLLM server with LMCache. Findings appear at the step that shows them. --step and
+    --finding show one step, with all that is known of its request then.
 
     With --against the history is not shown: its load is driven again on vLLM's real scheduler, with the recorded connector
     (--against recorded), or with another one or another version of it: a name that vLLM knows, or module:Class for one of
@@ -70,13 +75,17 @@ def replay(
 
     Example: kvtrail replay trace.jsonl --request chatcmpl-7 | less
 
+    Example: kvtrail replay trace.jsonl --finding 1
+
     Example: kvtrail replay trace.jsonl --against recorded
 
     Example: kvtrail replay trace.jsonl --against LMCacheConnectorV1
     """
     drives = against is not None
-    if drives and request is not None:
-        raise click.UsageError("--against drives the whole history; --request shows a part of it")
+    if step is not None and finding is not None:
+        raise click.UsageError("--step and --finding exclude each other")
+    if drives and any(each is not None for each in (request, step, finding)):
+        raise click.UsageError("--against drives the whole history; --request, --step and --finding show a part of it")
     if not drives and (as_json or any(each is not None for each in (config, recorder, output))):
         raise click.UsageError("--config, --recorder, --output and --json go with --against")
     if output is not None:
@@ -90,7 +99,10 @@ def replay(
             code = _drive_again(history, against, config, recorder, output, as_json)
         else:
             player = Player(history, request=request)
-            _print(steps.lines(player, columns=terminal.width()))
+            only = None if step is None else player.step(step)
+            if finding is not None:
+                only = player.step_of_finding(finding)
+            _print(steps.lines(player, only=only, columns=terminal.width()))
             code = 1 if player.findings else 0
     context.exit(code)
 

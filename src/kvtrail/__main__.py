@@ -36,6 +36,10 @@ GROUPS = {
             "kvtrail.tracer.commands.store:store",
             "Verify a sidecar's store, or rebuild it from its log.",
         ),
+        "config": (
+            "kvtrail.tracer.commands.configuration:config",
+            "Show the options of a command, and where they come from.",
+        ),
     },
     "With a recording": {
         "audit": (

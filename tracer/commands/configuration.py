@@ -10,6 +10,7 @@ those of the command line are.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,13 @@ from click.core import ParameterSource
 
 VARIABLE = "KVTRAIL_CONFIG"
 """Names the file; so does `kvtrail --config`."""
+LASTING = ("serve", "dashboard")
+"""The commands that run until they are stopped."""
+_SOURCES = {
+    ParameterSource.COMMANDLINE: "the command line",
+    ParameterSource.ENVIRONMENT: "the environment",
+    ParameterSource.DEFAULT_MAP: "the file",
+}
 
 
 def read(path: Path, commands: Collection[str]) -> dict[str, dict[str, Any]]:
@@ -65,3 +73,33 @@ def naming(path: Path, error: click.BadParameter) -> click.BadParameter:
     if context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT_MAP:
         return error
     return click.BadParameter(f"{error.message.rstrip('.')} (in {path}).", context, parameter, error.param_hint)
+
+
+@click.command()
+@click.argument("name", metavar="COMMAND", type=click.Choice(LASTING), default="serve")
+@click.pass_context
+def config(context: click.Context, name: str) -> None:
+    """Show the options that `serve`, or `dashboard`, would run with, and where each of them comes from. It is YAML, and
+    may be kept as the file.
+
+    Example: kvtrail config serve
+
+    Example: kvtrail --config /etc/kvtrail.yaml config dashboard
+    """
+    parent = context.parent
+    command = parent.command.get_command(parent, name) if parent and isinstance(parent.command, click.Group) else None
+    if parent is None or command is None:  # always there
+        return
+    check_section(parent, command)
+    with command.make_context(name, [], parent=parent) as asked:
+        click.echo(f"{name}:")
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and parameter.name in asked.params:
+                click.echo(_line(asked, parameter.name))
+
+
+def _line(context: click.Context, name: str) -> str:
+    """An option and its value: JSON, which is YAML, too."""
+    value, source = context.params[name], context.get_parameter_source(name)
+    text = f"  {name.replace('_', '-')}: {json.dumps(value, default=str)}"
+    return text + (f"  # from {_SOURCES[source]}" if source in _SOURCES else "")

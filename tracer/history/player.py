@@ -150,6 +150,28 @@ class Player:
         replays: dict[RequestKey, _AccountReplay] = {}
         return (self._step(index, replays) for index in self._shown)
 
+    def step(self, number: int) -> Step:
+        """The step of this number.
+
+        Raises:
+            NothingToShow: it is not among those shown.
+        """
+        for step in self.steps():
+            if step.number == number:
+                return step
+        raise NothingToShow(f"there is no step {number} among the {count(len(self))} shown of {len(self.events)}")
+
+    def step_of_finding(self, place: int) -> Step:
+        """The step that shows this finding, counted from 1.
+
+        Raises:
+            NothingToShow: there are fewer.
+        """
+        found = [step for step in self.steps() for _ in (*step.findings, *step.late)]
+        if not 1 <= place <= len(found):
+            raise NothingToShow(f"there is no finding {place}; {some(len(found), 'finding')} in what is shown")
+        return found[place - 1]
+
     def _named(self, text: str) -> tuple[RequestKey, ...]:
         """The requests that a text names: by the engine's id, or the external one, which a request may have in several
         engines.

@@ -1,4 +1,4 @@
-"""The steps of a history as text, a line each. Pure."""
+"""The steps of a history as text: a line each, or one with its request's account. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from click import style
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.history import History
-from kvtrail.tracer.history.player import BLANK, Player, Step, at_ns
+from kvtrail.tracer.history.player import BLANK, NUMBERS, Player, Step, at_ns
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Verdict, clock, day
 from kvtrail.tracer.reports.findings import finding_text
@@ -30,15 +30,16 @@ def opening(player: Player, columns: int | None) -> list[str]:
     return [line for text in (*_what_was_read(player), verdicts) for line in wrapped(text, columns, rest="  ")]
 
 
-def lines(player: Player, *, columns: int | None) -> Iterator[str]:
-    """Every step as a line, each finding after the step that shows it: text for a pipe, a file, or a pager."""
+def lines(player: Player, *, only: Step | None = None, columns: int | None) -> Iterator[str]:
+    """Every step as a line, each finding after the step that shows it: text for a pipe, a file, or a pager. Of one step,
+    `only` that, with its request's account."""
     yield "\n".join(opening(player, columns))
     width = max((len(e.request or "") for e in player.events), default=0)
     engines = len({event.engine for event in player.events})
     several_connectors = len({event.connector for event in player.events} - {""}) > 1
     digits = len(str(len(player.events)))
     today = ""
-    for step in player.steps():
+    for step in player.steps() if only is None else (only,):
         event = step.event
         if day(at_ns(event)) != today:
             today = day(at_ns(event))
@@ -56,6 +57,8 @@ def lines(player: Player, *, columns: int | None) -> Iterator[str]:
             f"{style(what, bold=True)}: {_described(event)}" + (style(f"  [{account}]", fg="blue") if account else "")
         )
         indent = digits + _GAP
+        if only is not None:
+            yield from (" " * indent + line for line in _account(step))
         yield from (" " * indent + line for line in _findings(step, None if columns is None else columns - indent))
 
 
@@ -122,6 +125,15 @@ def _changes(step: Step) -> list[str]:
         for name, (old, new) in step.changed.items()
         if name != "error" and not _is_redundant(name, new)
     ]  # fmt: skip
+
+
+def _account(step: Step) -> Iterator[str]:
+    """The account after a step, a number a line, with the one before where the step changed it."""
+    before, after = step.before or BLANK, step.after or BLANK
+    for name in NUMBERS:
+        if after[name] != BLANK[name] and not _is_redundant(name, after[name]):
+            was = f" (was {_number(before, name)})" if name in step.changed else ""
+            yield f"{_name(name)} {_number(after, name)}{was}"
 
 
 def _is_redundant(name: str, value: Any) -> bool:

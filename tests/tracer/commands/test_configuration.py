@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from kvtrail.__main__ import main
@@ -82,3 +83,23 @@ def test_what_is_wrong_is_named_with_the_file(tmp_path: Path, text: str, said: s
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     result = run("--config", str(tmp_path / "none.yaml"), "serve")
     assert (result.exit_code, "No such file" in result.output) == (2, True)
+
+
+def test_options_are_shown_with_their_sources(tmp_path: Path) -> None:
+    path = written(tmp_path, "serve:\n  http-port: 1001\n  grpc_port: 1002\n  retain-hours: 24\n  allow-host: [a, b]\n")
+    result = run("config", "serve", KVTRAIL_CONFIG=path, KVTRAIL_SERVE_GRPC_PORT="2002")
+    assert result.exit_code == 0, result.output
+    said = yaml.safe_load(result.output)["serve"]
+    assert (said["http-port"], said["grpc-port"], said["retain-hours"], said["host"]) == (1001, 2002, 24, "127.0.0.1")
+    assert said["allow-host"] == ["a", "b"]
+    assert "http-port: 1001  # from the file" in result.output
+    assert "grpc-port: 2002  # from the environment" in result.output
+    assert 'host: "127.0.0.1"\n' in result.output
+
+
+def test_what_is_shown_can_be_kept_as_the_file(tmp_path: Path) -> None:
+    shown = run("config", "serve", KVTRAIL_SERVE_NICE="7").output
+    again = run("--config", written(tmp_path, shown), "config", "serve")
+    assert again.exit_code == 0, again.output
+    assert yaml.safe_load(again.output) == yaml.safe_load(shown)
+    assert yaml.safe_load(shown)["serve"]["nice"] == 7

@@ -251,3 +251,20 @@ def test_a_name_of_no_request_is_reported_with_the_known_ones(text: str) -> None
 def test_of_many_requests_the_first_are_named() -> None:
     with pytest.raises(NothingToShow, match=r"9 requests: r0, r1, r2, r3, r4 and 4 more$"):
         played(chats(*(("e", f"r{n}-0123abcd") for n in range(9))), request="x")
+
+
+def test_a_step_is_found_by_its_number_and_by_its_finding() -> None:
+    player = played(history(STORY + LATE))
+    every = list(player.steps())
+    assert player.step(STALE_AT) == every[STALE_AT - 1]
+    places = range(1, len(player.findings) + 1)
+    shown_at = {
+        finding.rule: player.step_of_finding(n).number for n, finding in zip(places, player.findings, strict=True)
+    }
+    assert (shown_at["stale-lookup"], shown_at["stuck-load"]) == (STALE_AT, len(every))
+    for nowhere in (0, len(every) + 1, -1):
+        with pytest.raises(NothingToShow, match=f"there is no step {nowhere} among the {len(every)} shown"):
+            player.step(nowhere)
+    for nowhere in (0, len(player.findings) + 1):
+        with pytest.raises(NothingToShow, match=f"there is no finding {nowhere}; {len(player.findings)} findings"):
+            player.step_of_finding(nowhere)

@@ -96,6 +96,14 @@ def test_engines_and_connectors_are_named_where_there_are_several() -> None:
     assert "load (worker 0, A): " in both
 
 
+def test_one_step_has_its_requests_account_and_its_findings() -> None:
+    player = played(history(STORY))
+    output = [unstyle(line) for line in steps.lines(player, only=player.step(STALE_AT), columns=None)]
+    assert [line.split("  ")[0] for line in output[1:] if line[:1].strip().isdigit()] == [str(STALE_AT)]
+    assert "    computed 336 (was –)" in output  # noqa: RUF001
+    assert any(line.startswith("    stale-lookup [could: crash]") for line in output)
+
+
 def test_a_trace_file_cannot_steer_the_terminal() -> None:
     events = history(
         "L 749 c0 h256 -> 256 keys a\x1b[2J\nA 256 !\x07\x1b]0;x", request="r\x1b[2J-0123abcd", engine="e\x1b"

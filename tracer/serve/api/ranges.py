@@ -166,6 +166,10 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
                 models={engine: str(about["model"]) for engine, about in resolver.engines.items()},
                 step_s=interval_s(since, until),
             ),
+            *regressions.without_hits(
+                rows, place, {engine: str(about["model"]) for engine, about in resolver.engines.items()}
+            ),
+            *status.of_stores(rows, place),
             *status.of_lost_spans(_missing(process, chosen, range_), place),
             *status.of_damage(damage.sentence()),
             *status.of_known(rules),

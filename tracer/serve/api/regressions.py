@@ -1,7 +1,8 @@
-"""What changed for the worse in a range of time, in sentences: hit rates that fell, and prefill that rose. Pure.
+"""What is worse than it was, or than elsewhere, in sentences: hit rates that fell, prefill that rose, and engines that hit
+nothing where others do. Pure.
 
-Each is watched over all engines, and of each engine. A sentence has the numbers that it rests on, from before and after, and
-what happened to an engine just then.
+A change is looked for over all engines, and in each engine. Its sentence has the numbers that it rests on, from before and
+after, and what happened to an engine just then.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from math import sqrt
 from typing import NamedTuple
 
 from kvtrail.tracer.liveness.markers import near
+from kvtrail.tracer.model.causes import REUSED, Cause
 from kvtrail.tracer.model.markers import Marker, MarkerKind
-from kvtrail.tracer.model.words import percent
+from kvtrail.tracer.model.words import percent, some
+from kvtrail.tracer.savings.cause_sums import causes_of
 from kvtrail.tracer.savings.minute_sums import SavingsRow
 from kvtrail.tracer.serve.api.status import Level, Place, Range, Statement
 
@@ -25,6 +28,10 @@ FALL, FELL_BY = 2.0, 0.1
 RISE, ROSE_BY = 1.5, 0.2
 """The computed share of the tokens asked for has risen if it is more than `RISE` times what it was, and more than `ROSE_BY`
 above it: the definition of the alert KvtrailPrefillJump, too."""
+NONE_OF = 0.1
+"""An engine hits next to nothing if its hit rate is less than this share of that of the others."""
+MOSTLY_NEW = 0.9
+"""Where this share of what an engine computed was new to it, no hit was possible."""
 LEAST_MINUTES = 5
 """Models that are served later than this after the first row are left out of the sums of all engines."""
 BY_CHANCE = 3.0
@@ -190,3 +197,51 @@ _PREFILL_ROSE = _Worse(
     lambda before, after: after > RISE * before and after - before > ROSE_BY,
     "Prefill{} rose from {} to {} of the tokens asked for",
 )
+
+
+def without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str, str]) -> list[Statement]:
+    """Engines that hit next to nothing, where others with the same model and connector do. Where nobody stores, as between
+    engines that hand over, one of them has no hits by design."""
+    peers: dict[tuple[str, str | None], dict[str, Counter[str]]] = {}
+    for row in rows:
+        engines = peers.setdefault((row.connector, models.get(row.engine)), {})
+        engines.setdefault(row.engine, Counter()).update(row.measures)
+    statements = []
+    for (connector, _), engines in peers.items():
+        storing = {
+            engine: sums
+            for engine, sums in engines.items()
+            if sums["store_tokens"] and _sums(sums).wanted >= ENOUGH_TOKENS
+        }
+        whole = Counter[str]()
+        for sums in storing.values():
+            whole.update(sums)
+        for engine, sums in engines.items():
+            own, others = _sums(sums), Counter(whole)
+            others.subtract(storing.get(engine, {}))
+            theirs = _sums(others).hit_rate
+            if own.wanted < ENOUGH_TOKENS or theirs < FELL_BY or own.hit_rate >= NONE_OF * theirs or _had_to(sums):
+                continue
+            text = (
+                f"Engine {place(engine)} has a hit rate of {percent(own.hit_rate)} in {some(own.wanted, 'token')} beyond"
+                f" vLLM's cache, and {some(len(storing.keys() - {engine}), 'other engine')} with {connector}"
+                f" {percent(theirs)}"
+            )
+            query = {"on": engine}
+            statements.append(
+                Statement(kind="no-hits", level=Level.WARNING, text=text, engine=engine, page="savings", query=query)
+            )
+    return statements
+
+
+def _sums(measures: Counter[str]) -> Sums:
+    return Sums(*(measures[name] for name in Sums._fields))
+
+
+def _had_to(measures: Counter[str]) -> bool:
+    """Whether nearly everything that an engine computed could not have been a hit."""
+    causes = Counter[str]()
+    for name, tokens in causes_of(measures).items():
+        if (cause := name.partition(":")[0]) not in REUSED:
+            causes[cause] += tokens
+    return 0 < MOSTLY_NEW * causes.total() <= causes[Cause.NEW] + causes[Cause.UNALIGNED]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from pydantic import BaseModel
 
+from kvtrail.tracer.capacity.memory_curves import memory_curves
 from kvtrail.tracer.liveness.engine import EngineState, Launch
+from kvtrail.tracer.model import store_size
 from kvtrail.tracer.model.findings import clock, day
-from kvtrail.tracer.model.words import count, ended, indefinite, percent, some, with_open
+from kvtrail.tracer.model.words import count, ended, indefinite, percent, size, some, with_open
 from kvtrail.tracer.savings.minute_sums import SavingsRow
 from kvtrail.tracer.savings.sums import savings_of
 from kvtrail.tracer.serve.api.rule_summaries import FindingCounts, RuleSummary
 
+ENOUGH_WANTED = 10_000
+"""Tokens that must have been asked for beyond vLLM's cache, before a store's share of them is worth a sentence."""
 MAX_OF_A_KIND = 5
 """Statements of one kind; the rest are only counted."""
 
@@ -33,7 +37,7 @@ class Statement(BaseModel):
     """A sentence, and the page that says more."""
 
     kind: str
-    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `lost-spans`, `damage`, `known`,
+    """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `store`, `lost-spans`, `damage`, `known`,
     `well` or `nothing`."""
     level: Level
     text: str
@@ -190,6 +194,28 @@ def of_damage(sentence: str | None) -> list[Statement]:
         return []
     text = f"{sentence[0].upper()}{sentence[1:]}"
     return [Statement(kind="damage", level=Level.WARNING, text=text, page="overview")]
+
+
+def of_stores(rows: Sequence[SavingsRow], place: Place) -> list[Statement]:
+    """Statements about connectors whose store gave far less than one of another size would have: that is not well."""
+    statements = []
+    for curve in memory_curves(rows):
+        own = [row for row in rows if (row.engine, row.connector) == (curve.engine, curve.connector)]
+        gave = store_size.given(asdict(savings_of(own)))
+        point = store_size.better([asdict(each) for each in curve.points], gave)
+        if curve.wanted < ENOUGH_WANTED or point is None:
+            continue
+        chunks = f"{count(round(point['chunks']))} chunks"
+        size_of = f" ({size(point['chunks'] * curve.chunk_bytes)} a worker)" if curve.chunk_bytes else ""
+        text = (
+            f"The store of {curve.connector} in engine {place(curve.engine)} gave {percent(gave or 0.0)} of what vLLM's cache"
+            f" did not hold, where one of {chunks}{size_of} would have given {percent(point['share'])}"
+        )
+        query = {"on": curve.engine}
+        statements.append(
+            Statement(kind="store", level=Level.WARNING, text=text, engine=curve.engine, page="savings", query=query)
+        )
+    return _few(statements, "store gave little", "stores gave little")
 
 
 def minutes(rows: Iterable[SavingsRow], range_: Range) -> float:

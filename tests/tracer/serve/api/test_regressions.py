@@ -12,7 +12,7 @@ from counting import instructions
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.savings.minute_sums import SavingsRow
 from kvtrail.tracer.serve.api import regressions
-from kvtrail.tracer.serve.api.status import Level, Range
+from kvtrail.tracer.serve.api.status import Level, Range, of_stores
 
 S = 10**9
 RANGE = Range(since_ns=0, until_ns=3600 * S)
@@ -31,6 +31,12 @@ def marker(kind: MarkerKind, engine: str, at_s: int, text: str = "was started") 
 
 
 FALLS = [minute(n, asked=10_000, taken=4_100 if n < 20 else 300) for n in range(40)]
+
+
+THREE = [
+    minute(n, asked=10_000, taken=taken, engine=engine) for n in range(20) for engine, taken in (("a", 5_000), ("b", 3_000))
+]  # fmt: skip
+"""Two engines that hit; each situation adds a third."""
 
 
 class Situation(NamedTuple):
@@ -58,6 +64,32 @@ HEALTHY = [
         [minute(n, asked=10_000, taken=4_000) for n in range(9)],
         [],
         (marker(MarkerKind.DEATH, "b", 240),),
+    ),
+    Situation(
+        "the third engine hits as well",
+        [*THREE, *(minute(n, asked=5_000, taken=900, engine="c") for n in range(20))],
+        [],
+    ),
+    Situation("the third engine has not been asked for enough", [*THREE, minute(3, asked=9_000, engine="c")], []),
+    Situation(
+        "the third engine sees new prompts only",
+        [*THREE, *(minute(n, asked=5_000, engine="c", cause__new__=4_900, cause__evicted__gpu=100) for n in range(20))],
+        [],
+    ),
+    Situation(
+        "the third engine has another model",
+        [*THREE, *(minute(n, asked=5_000, engine="c") for n in range(20))],
+        [],
+        models=(("a", "llama"), ("b", "llama"), ("c", "qwen")),
+    ),
+    Situation(
+        "one engine prefills for the others, and none stores",
+        [
+            minute(n, asked=5_000, taken=taken, engine=engine, store_tokens=0)
+            for n in range(20)
+            for engine, taken in (("prefill", 0), ("decode", 4_999))
+        ],
+        [],
     ),
     Situation("no hits", [minute(n, asked=10_000, engine=each) for n in range(20) for each in "abc"], []),
     Situation(
@@ -185,6 +217,19 @@ WRONG = [
         ],
         ["Prefill of engine C rose from 20 % to 80 % of the tokens asked for at 00:20"],
     ),
+    Situation(
+        "one of three engines hits nothing",
+        [
+            *THREE,
+            *(minute(n, asked=5_000, engine="c", cause__new__=2_000, cause__evicted__gpu=3_000) for n in range(20)),
+        ],
+        ["Engine C has a hit rate of 0 % in 100,000 tokens beyond vLLM's cache, and 2 other engines with Offload 40 %"],
+    ),
+    Situation(
+        "one of three engines hits next to nothing",
+        [*THREE, *(minute(n, asked=5_000, taken=50, engine="c") for n in range(20))],
+        ["Engine C has a hit rate of 1 % in 100,000 tokens beyond vLLM's cache, and 2 other engines with Offload 40 %"],
+    ),
 ]
 
 
@@ -192,6 +237,7 @@ def said(situation: Situation) -> list[str]:
     found = regressions.of_sums(
         situation.rows, RANGE, situation.markers, str.upper, models=dict(situation.models), step_s=60
     )
+    found += regressions.without_hits(situation.rows, str.upper, dict(situation.models))
     assert {each.level for each in found} <= {Level.WARNING}, situation.name
     return [each.text for each in found]
 
@@ -212,7 +258,7 @@ def test_an_engine_costs_the_same_in_a_large_fleet(models: int) -> None:
     def asked(engines: int) -> int:
         rows = [minute(0, asked=20_000, taken=5_000, engine=f"e{number}") for number in range(engines)]
         of = {f"e{number}": str(number % models) for number in range(engines)}
-        return instructions(lambda: regressions.of_sums(rows, RANGE, (), str, models=of, step_s=60))
+        return instructions(lambda: regressions.without_hits(rows, str, of))
 
     assert asked(400) < 5 * asked(100)
 
@@ -225,3 +271,21 @@ def test_the_page_and_the_alert_say_alike_that_prefill_rose() -> None:
     assert f"> {regressions.RISE} * engine_connector:kvtrail_computed_tokens:ratio_rate6h" in expression
     assert f"- engine_connector:kvtrail_computed_tokens:ratio_rate6h > {regressions.ROSE_BY} " in expression
     assert f"more than {regressions.RISE} times its mean" in alert["annotations"]["description"]
+
+
+def test_a_store_that_gives_nothing_where_another_size_would_give_much_is_not_well() -> None:
+    """ "All well" for a store that gave 0 % where 140 chunks would have given 69 %."""
+    curve = {"memory:wanted": 100_000, "memory::56": 69_000, "memory::": 31_000, "memory:chunks": 400}
+    curve["memory:chunk_tokens"] = 400 * 256
+
+    def said(taken: int, share: float = 1.0) -> list[str]:
+        measures = {name: round(value * share) for name, value in curve.items()} | {"asked": 100_000, "taken": taken}
+        row = SavingsRow(at_s=0, engine="a", connector="Offload", epoch=0, measures=measures)
+        return [each.text for each in of_stores([row], str.upper)]
+
+    assert said(0) == [
+        "The store of Offload in engine A gave 0 % of what vLLM's cache did not hold, where one of 128 chunks would have"
+        " given 69 %"
+    ]
+    assert said(60_000) == [], "it gives nearly as much"
+    assert said(0, share=0.05) == [], "hardly anything was asked for"
