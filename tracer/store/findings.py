@@ -53,7 +53,8 @@ class FindingReader(Database):
         begin = f"{self.divided.format('last_ns', '{step_ns:Int64}')} * {{step_ns:Int64}}"
         rows = self.ask(
             f"SELECT rule, engine, connector, severity, {begin} AS at_ns, count(*)"
-            f" FROM {self.table('findings')} {self.by_index} {conditions} GROUP BY rule, engine, connector, severity, at_ns",
+            f" FROM {self.table('findings')} {self.by_index} {conditions}"
+            " GROUP BY rule, engine, connector, severity, at_ns",
             step_ns=step_ns,
             **values,
         )
@@ -62,7 +63,7 @@ class FindingReader(Database):
     def sightings(self) -> list[Sighting]:
         rows = self.ask(
             "SELECT rule, engine, connector, min(first_ns), max(last_ns)"
-            f" FROM {self.table('findings')} {self.by_index} GROUP BY rule, engine, connector ORDER BY rule, engine, connector"
+            f" FROM {self.table('findings')} {self.by_index} GROUP BY rule, engine, connector ORDER BY 1, 2, 3"
         )
         return [Sighting(Place(*place), first_ns, last_ns) for *place, first_ns, last_ns in rows]
 
