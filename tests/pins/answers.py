@@ -65,7 +65,7 @@ def questions() -> Iterator[tuple[str, dict[str, Any]]]:
         (path, {"request": request}) for path in FILES for request in ("opt-stale-0-0123abcd", "b-phi-a-0-0123abcd")
     )
     yield "/api/lanes", {"from_ns": NOW_NS - HOUR_NS, "to_ns": NOW_NS}
-    yield "/api/lanes", {"from_ns": BEGIN_NS, "to_ns": NOW_NS, "limit": 5, "connector": "OffloadConnector"}
+    yield "/api/lanes", {"from_ns": BEGIN_NS, "to_ns": NOW_NS, "limit": 5}
     yield from (("/api/latency", {"of": of, **LAST_HOUR}) for of in ("duration", "first_token", "queued"))
     yield from (("/api/latency/measures", WHOLE), ("/api/latency/measures", {"where": "evicted >= 1", **WHOLE}))
     yield from (("/api/latency/groups", {"by": by.value, **WHOLE}) for by in OF_REQUESTS)

@@ -31,7 +31,13 @@ def row_of(finding: Finding) -> tuple[Any, ...]:
 
 
 class FindingReader(Database):
-    """The part of `Reader` that is about findings."""
+    """The part of `Reader` that is about findings.
+
+    Attributes:
+        by_index: what follows the table where findings are counted, without their long bodies.
+    """
+
+    by_index = ""
 
     def findings(
         self, which: FindingFilter = EVERY, *, limit: int = 100, oldest_first: bool = False
@@ -46,7 +52,8 @@ class FindingReader(Database):
         conditions, values = _conditions(which)
         begin = f"{self.divided.format('last_ns', '{step_ns:Int64}')} * {{step_ns:Int64}}"
         rows = self.ask(
-            f"SELECT rule, engine, connector, severity, {begin} AS at_ns, count(*) FROM {self.table('findings')} {conditions}"
+            f"SELECT rule, engine, connector, severity, {begin} AS at_ns, count(*)"
+            f" FROM {self.table('findings')} {self.by_index} {conditions}"
             " GROUP BY rule, engine, connector, severity, at_ns",
             step_ns=step_ns,
             **values,
@@ -55,8 +62,8 @@ class FindingReader(Database):
 
     def sightings(self) -> list[Sighting]:
         rows = self.ask(
-            f"SELECT rule, engine, connector, min(first_ns), max(last_ns) FROM {self.table('findings')}"
-            " GROUP BY rule, engine, connector ORDER BY rule, engine, connector"
+            "SELECT rule, engine, connector, min(first_ns), max(last_ns)"
+            f" FROM {self.table('findings')} {self.by_index} GROUP BY rule, engine, connector ORDER BY 1, 2, 3"
         )
         return [Sighting(Place(*place), first_ns, last_ns) for *place, first_ns, last_ns in rows]
 

@@ -161,7 +161,7 @@ def test_rows_leave_when_they_are_older_than_retain_hours() -> None:
     reader = ClickHouseReader(address)
     assert len(reader.requests()) == 2
     ClickHouseWriter(address, tracer="t", retain_hours=72)
-    assert schema.stored(reader.connection) == (schema.VERSION, 72.0)
+    assert schema.stored(reader) == (schema.VERSION, 72.0)
     reader.command("OPTIMIZE TABLE kvtrail_requests FINAL")
     assert [each["external"] for each in reader.requests()] == ["new"]
 
