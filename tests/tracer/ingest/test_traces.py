@@ -181,11 +181,8 @@ def test_a_span_without_a_start_is_still_an_event(tmp_path: Path) -> None:
 def test_json_that_is_no_otlp_is_refused(tmp_path: Path) -> None:
     """Google's writer has ids in base64, or names in snake case."""
     path = tmp_path / "t.jsonl"
-    for options, why in (
-        ({}, "length"),
-        ({"preserving_proto_field_name": True}, "missing required field `resourceSpans`"),
-    ):
-        path.write_text(MessageToJson(as_request(EVENTS), indent=None, **options))
+    for is_snake, why in (False, "length"), (True, "missing required field `resourceSpans`"):
+        path.write_text(MessageToJson(as_request(EVENTS), indent=None, preserving_proto_field_name=is_snake))
         with pytest.raises(UnusableTrace, match=why):
             audit([path])
 

@@ -118,7 +118,8 @@ def test_a_store_without_a_printed_place_is_no_event(tmp_path: Path) -> None:
 
 def test_a_store_that_does_not_end_is_no_event_and_is_not_taken_for_the_next_one(tmp_path: Path) -> None:
     found = events(tmp_path, [storing(1, 256), *stored(10, 256, 256)])
-    assert [(e.start, e.count) for e in found] == [(256, 256)]
+    assert [(e.start, e.count) for e in found if isinstance(e, Store)] == [(256, 256)]
+    assert len(found) == 1
 
 
 def storing(milliseconds: int, count: int, start: int = 0, *, who: str = ENGINE, request: str = R) -> str:
@@ -132,7 +133,7 @@ def test_overlapping_stores_are_distinguished_by_their_length_or_their_request(t
     assert [(e.request, e.count) for e in found if isinstance(e, Store)] == [("cmpl-b", 512), ("cmpl-a", 256)]
     ended = at(5, "[req_id=cmpl-b] Stored 250 out of total 250 tokens.")
     found = events(tmp_path, [one[0], two[0], ended])
-    assert [(e.request, e.count) for e in found] == [("cmpl-b", 250)]
+    assert [(e.request, e.count) for e in found if isinstance(e, Store)] == [("cmpl-b", 250)]
 
 
 def test_a_short_load_and_the_complaint_about_it_are_one_event(tmp_path: Path) -> None:
