@@ -294,7 +294,7 @@ def test_who_writes_itself_needs_no_report(after: str, rules: list[str]) -> None
     if len(rules) == 2:
         assert "its own write of them to the other engine ended" in said["taken"]
     if rules:
-        assert "The engine's own write of them to another one ended" in said["given"]
+        assert "its own write of them to the other engine ended" in said["given"]
 
 
 @pytest.mark.parametrize(("given_out", "harm"), [("b: L 64 c0 -> 0\nb: A 0 [3 4]\n", True), ("", False)])
