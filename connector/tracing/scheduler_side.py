@@ -236,7 +236,7 @@ class SchedulerInstrumentation(Instrumentation):
         """After `build_connector_meta`: what the step does to requests, and what the probe saw of it."""
         if self._recorder is None:
             return
-        at_ns = monotonic_ns()
+        at_ns, any_detailed = monotonic_ns(), self._level.any_detailed
         if self._recorder.spare is not None:
             try:
                 self._recorder.spare.step(output, at_ns)
@@ -244,9 +244,10 @@ class SchedulerInstrumentation(Instrumentation):
                 self._recorder.spare = None
                 self._not_recorded(Kind.HEARTBEAT, (), gap=False)
         try:
-            self._record_cache_reset(at_ns)
+            if self._pool.cached_block_hash_to_block is not self._cached:
+                self._record_cache_reset(at_ns)
             if (
-                self._level.any_detailed
+                any_detailed
                 or output.scheduled_new_reqs
                 or output.preempted_req_ids
                 or output.scheduled_cached_reqs.resumed_req_ids
@@ -255,15 +256,17 @@ class SchedulerInstrumentation(Instrumentation):
                 self._steps.record(connector, output, pool, self._step, at_ns)
         except Exception:
             self._not_recorded(Kind.SCHEDULE, ids_of_step(output))
-        self._flush_cache_events(at_ns, can_wait=True, is_planned=True)
+        if any_detailed:
+            self._flush_cache_events(at_ns, can_wait=True, is_planned=True)
         self._steps.previous = output
         self._step += 1
         self._recorder.steps = self._step
         seen = self._ask("stepped", connector, metadata, concerns=lambda: ids_of_step(output))
         if seen is not None:
-            self._flush_cache_events(at_ns, is_planned=True)  # whichever cache loses a block last is recorded last
+            if any_detailed:
+                self._flush_cache_events(at_ns, is_planned=True)  # whichever cache loses a block last is recorded last
             self._record_seen(seen, metadata, output, at_ns)
-        if self._level.detailed and at_ns >= self._holdings.due_ns:
+        if any_detailed and self._level.detailed and at_ns >= self._holdings.due_ns:
             try:
                 self._holdings.record_page(self._probe, connector, at_ns)
                 self._failing.pop("held_keys", None)
