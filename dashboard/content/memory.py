@@ -65,6 +65,26 @@ def place(curve: Row, savings: Row) -> str:
     return f"{text.plain(curve['connector'])} in {text.plain(engine)}"
 
 
+def better(curve: Row, *, limit: int | None, given: float | None, place: str = "") -> str:
+    """The size that would have given much more than today's store, in a sentence; empty if none would, or if it is not known
+    what this store gave. `place` names the store where there are several."""
+    held, point = today(curve, limit), store_size.better(curve["points"], given)
+    if point is None or (held is not None and held >= point["chunks"]):
+        return ""
+    a = f"For {place}, a" if place else "A"
+    return (
+        f"{a} store of {stored(curve, point['chunks'])} would have given {percent(point['share'])} of what vLLM's own"
+        f" cache did not hold, by the estimate below; this one gave {percent(given or 0.0)}."
+    )
+
+
+def better_of(savings: Row, engines: Iterable[Row]) -> str:
+    """The same sentence about the store that another size would change most; empty where there is none."""
+    if (curve := most_to_gain(savings)) is None:
+        return ""
+    return better(curve, limit=limit_of(curve, engines), given=given_of(curve, savings), place=place(curve, savings))
+
+
 def rows(curve: Row) -> list[Row]:
     """The points of the curve."""
     _, chunk = unit(curve)

@@ -6,6 +6,7 @@ tracer/savings/sums.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from kvtrail.dashboard.client import Row
@@ -56,8 +57,25 @@ def _new_share(sums: Row) -> float:
     return new / sum(computed.values()) if computed else 0.0
 
 
+def verdict(savings: Row, engines: Iterable[Row]) -> tuple[str, str]:
+    """The page's first line: a level of the palette, and whether the offload is worth its memory. What only engines have
+    saved that are gone does not make it so."""
+    running = {engine["engine"] for engine in engines if engine["state"] == "running"}
+    spared: Counter[str] = Counter()
+    for place in savings["by_place"]:
+        spared[place["engine"]] += place["worth"]["spared"]
+    idle = running & spared.keys()
+    if not spared.total() or not idle or any(spared[engine] for engine in idle):
+        return is_it_worth_it(savings["worth"])
+    share = text.percent(saved_share(savings["worth"]))
+    return "warning", (
+        f"Not worth its memory now: all that was saved in this range, {share} of prefill, was saved by engines that have"
+        f" ended; {some(len(idle), 'engine')} that {'runs' if len(idle) == 1 else 'run'} saved nothing."
+    )
+
+
 def is_it_worth_it(sums: Row) -> tuple[str, str]:
-    """The page's first line: a level of the palette, and whether the offload is worth its memory."""
+    """The same by the sums alone."""
     share, saved_s = saved_share(sums), sums["prefill_saved_s"]
     if not sums["spared"] and (new := _new_share(sums)) >= MOSTLY_NEW:
         return (

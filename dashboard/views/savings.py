@@ -85,9 +85,10 @@ def page(filters: dict[str, str]) -> None:
 def _summary(answer: Row, listed: list[Row]) -> None:
     """Whether it is worth it: the verdict, its numbers, their calculation and their limits."""
     sums = answer["worth"]
-    level, sentence = savings.is_it_worth_it(sums)
+    level, sentence = savings.verdict(answer, listed)
+    more = [memory.better_of(answer, listed), savings.memory_held(answer, listed)]
     with st.container(key=f"say-{level}-worth"):
-        st.markdown(f"**{sentence}** {savings.memory_held(answer, listed)}")
+        st.markdown(f"**{sentence}** {' '.join(filter(None, more))}")
     cards(savings.cards(sums))
     st.caption(" ".join(filter(None, (savings.source_of_savings(sums), savings.limits(sums)))))
 

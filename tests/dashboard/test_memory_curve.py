@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from kvtrail.dashboard.content import charts, memory
 from kvtrail.tracer.model import store_size
 
@@ -47,6 +49,27 @@ def test_of_several_stores_the_one_that_is_meant_is_named() -> None:
     assert memory.place(CURVE, savings) == ""
     place = memory.place(CURVE, {**savings, "memory": [CURVE, {**CURVE, "engine": "f"}]})
     assert place == r"OffloadConnector in llama\_a"
+
+
+@pytest.mark.parametrize(
+    ("limit", "given", "says"),
+    [
+        (
+            2 * GIB,
+            0.0,
+            "A store of 8 GiB would have given 50 % of what vLLM's own cache did not hold, by the estimate below;",
+        ),
+        (None, 0.0, "A store of 8 GiB would have given 50 %"),
+        (2 * GIB, 0.45, ""),
+        (2 * GIB, None, ""),
+        (16 * GIB, 0.0, ""),
+    ],
+    ids=["too small", "of unknown size", "gives most", "not measured", "large enough"],
+)
+def test_a_size_that_would_have_given_much_more_is_named(limit: int | None, given: float | None, says: str) -> None:
+    said = memory.better(CURVE, limit=limit, given=given)
+    assert said.startswith(says)
+    assert bool(said) == bool(says)
 
 
 def test_the_curve_is_that_of_the_connector_with_most_to_gain() -> None:

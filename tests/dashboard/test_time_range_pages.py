@@ -480,3 +480,20 @@ def test_the_engines_count_deaths_in_the_range_as_the_sentences_do() -> None:
     )
     assert engines.since(listed, ALL) == [listed[0], *listed[2:]]
     assert engines.counts(listed[:1], ALL) == "1 running."
+
+
+def test_what_only_engines_that_are_gone_have_saved_does_not_make_it_worth_it() -> None:
+    """ "Worth it: 8.4 %" earned by an engine that had died, while both that ran saved nothing."""
+    places = [place("dead", wanted=10, spared=5), place("a", wanted=10, spared=0), place("b", wanted=10, spared=0)]
+    answer = {"worth": worth(), "by_place": places}
+    engines = [
+        {"engine": "a", "state": "running"}, {"engine": "b", "state": "running"}, {"engine": "dead", "state": "died"},
+    ]  # fmt: skip
+    level, said = savings.verdict(answer, engines)
+    assert level == "warning"
+    assert said.startswith(
+        "Not worth its memory now: all that was saved in this range, 50.0 % of prefill, was saved by"
+    )
+    assert said.endswith("2 engines that run saved nothing.")
+    assert savings.verdict(answer, [{"engine": "dead", "state": "running"}, *engines[:2]])[0] == "calm"
+    assert savings.verdict(answer, engines[2:])[0] == "calm", "none runs"

@@ -138,7 +138,7 @@ def _findings(tracer: Tracer) -> Pages:
 def _efficiency(tracer: Tracer, shown: TimeRange, **filters: str) -> Pages:
     answer, engines = tracer.get("efficiency", **filters, **shown.query), tracer.get("fleet")["engines"]
     sums, models = answer["worth"], {each["engine"]: each["model"] for each in engines}
-    yield "is it worth it", savings.is_it_worth_it(sums)
+    yield "is it worth it", savings.verdict(answer, engines)
     yield "cards", savings.cards(sums)
     yield "sentences", [
         savings.memory_held(answer, engines), savings.source_of_savings(sums), savings.limits(sums), savings.waits(sums),
@@ -154,7 +154,7 @@ def _efficiency(tracer: Tracer, shown: TimeRange, **filters: str) -> Pages:
         limit, given = memory.limit_of(curve, engines), memory.given_of(curve, answer)
         yield (
             "memory",
-            (memory.place(curve, answer), memory.rows(curve)),
+            (memory.place(curve, answer), memory.rows(curve), memory.better(curve, limit=limit, given=given)),
         )
         yield "memory in words", memory.sentences(curve, limit=limit, given=given)
         if curve["points"]:
