@@ -95,7 +95,7 @@ def engines(run: Demo, plain: bool) -> list[int]:
     """The ids of its engines with a connector, or of those without."""
     commands = {child.pid: child.cmdline() for child in run.children()}
     ours = {pid: command for pid, command in commands.items() if "kvtrail.connector.demo.engine_process" in command}
-    return [pid for pid, command in ours.items() if (json.loads(command[-1])[1] is None) == plain]
+    return [pid for pid, command in ours.items() if (json.loads(command[-1])[2] is None) == plain]
 
 
 @pytest.fixture
