@@ -246,9 +246,10 @@ class BareScheduler:
     def others_share_failed(self, request_id: str) -> bool:
         """Whether other requests hold blocks of a failed load of this one. vLLM leaves it to this one to compute them again,
         and the others would run on them where it is aborted before that: another fault of vLLM."""
-        failed = set() if self.calls is None else self.calls.failed.get(request_id, set())
-        others = (each for each in self.scheduler.requests if each != request_id)
-        return bool(failed) and any(failed & self._blocks(each) for each in others)
+        if self.calls is None or request_id not in self.calls.failed or request_id not in self.calls.loads:
+            return False
+        loaded, others = self.calls.loads[request_id].all_blocks, self.scheduler.requests.keys() - {request_id}
+        return any(loaded & self._blocks(each) for each in others)
 
     def _blocks(self, request_id: str) -> set[int]:
         """Those of a request, of all KV cache groups."""

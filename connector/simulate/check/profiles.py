@@ -50,7 +50,7 @@ def abort(rng: random.Random) -> Scenario:
     """Clients that disconnect: while queued with a hit, in a prefill, during a load, when preempted, or at any moment."""
     if rng.random() < 0.5:
         scenario = retry(rng)
-        gone = tuple(Abort(each.id, each.at_step, When.MATCHED) for each in scenario.arrivals if _coin(rng, 0.6))
+        gone = tuple(Abort(each.id, each.at_step, When.MATCHED) for each in scenario.arrivals if _coin(rng, 0.3))
         return _given_up_while_deferred(replace(scenario, aborts=gone))
     scenario = _crowd(rng, requests=30, prompts=(100, 700), outputs=(10, 60), pool=(48, 80), pace=3)
     aborts = tuple(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,20 @@ pytestmark = pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason
 PREFIX = ("prefix", 128)
 PULL, PUSH = configuration("NixlPullConnector", {}), configuration("NixlPushConnector", {})
 AT_ONCE = Schedule(transfer_ticks=0, message_ticks=0, handshake_ticks=0)
+OFFLOAD = configuration("OffloadConnector", {"chunk_size": 64})
+SHARED = Scenario(
+    arrivals=(
+        Arrival("stores", (PREFIX, ("a", 1))),
+        Arrival("loads", (PREFIX, ("b", 200)), at_step=20),
+        Arrival("shares", (PREFIX, ("c", 200)), at_step=20),
+        Arrival("asks-loads", (PREFIX, ("b", 200)), at_step=40),
+        Arrival("asks-shares", (PREFIX, ("c", 200)), at_step=40),
+    ),
+    resets=(CachesReset(15),),
+    workers=Workers(load_failures=1.0, latest_steps=0, seed=1),
+    settings={"max_num_batched_tokens": 1000},
+)
+"""One request loads a prefix, and another one shares its blocks in the same step; the load fails, and both come again."""
 OFFLOADING = configuration("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
 
 
@@ -41,27 +56,31 @@ def test_a_failed_block_stays_in_vllms_prefix_cache_when_nobody_computes_it_agai
     """Neither what failed, nor what another request has computed of it; `check` drops both, where the request is aborted."""
     if kept:
         monkeypatch.setattr(BareScheduler, "_forget_failed", lambda self, gone: None)
-    scenario = Scenario(
-        arrivals=(
-            Arrival("stores", (PREFIX, ("a", 1))),
-            Arrival("loads", (PREFIX, ("b", 200)), at_step=20),
-            Arrival("shares", (PREFIX, ("c", 200)), at_step=20),
-            Arrival("asks", (PREFIX, ("b" if who == "loads" else "c", 200)), at_step=40),
-        ),
-        resets=(CachesReset(15),),
-        aborts=(Abort("loads", 20, When.FAILED), Abort("shares", 20, When.FAILED)),
-        workers=Workers(load_failures=1.0, latest_steps=0, seed=1),
-        settings={"max_num_batched_tokens": 1000},
-    )
-    connector = configuration("OffloadConnector", {"chunk_size": 64})
-    played = play(scenario, connector, own_workers=True, observed=True, at_rest=False)
+    scenario = replace(SHARED, aborts=(Abort(who, 20, When.FAILED),))
+    if who == "loads":
+        scenario = replace(scenario, arrivals=tuple(each for each in SHARED.arrivals if each.id != "shares"))
+    played = play(scenario, OFFLOAD, own_workers=True, observed=True, at_rest=False)
     failed = next(event for event in played.events if isinstance(event, LoadError))
     assert len(failed.blocks_ids or ()) == 4, "none of the prefix's 128 tokens could be loaded"
     ended = {event.request: event.outcome for event in played.events if isinstance(event, RequestEnd)}
-    assert ended["loads"] == ended["shares"] == "aborted"
+    assert ended[who] == "aborted"
     asked = {lookup.request: lookup.computed for lookup in played.lookups}
-    assert asked["asks"] == (320 if kept else 0), "vLLM counts all of them as computed"
+    found = {("loads", True): 320, ("loads", False): 0, ("shares", True): 320, ("shares", False): 128}
+    assert asked[f"asks-{who}"] == found[who, kept], "vLLM counts what failed, or was computed of it, as computed"
     assert not played.observations, "which is not the connector's fault"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_who_shares_a_failed_load_runs_on_it_when_the_other_one_is_aborted(
+    monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """vLLM leaves it to the first of them to compute the blocks again. In `check` an abort of that one waits."""
+    if not waits:
+        monkeypatch.setattr(BareScheduler, "others_share_failed", lambda self, request_id: False)
+    played = play(replace(SHARED, aborts=(Abort("loads", 20, When.FAILED),)), OFFLOAD, own_workers=True, observed=True)
+    ended = {event.request: event.outcome for event in played.events if isinstance(event, RequestEnd)}
+    assert ended["loads"] == ("length_capped" if waits else "aborted")
+    assert {each.rule for each in played.findings} == (set() if waits else {"failed-load-used"})
 
 
 @pytest.mark.parametrize("resets", [1, 2])

@@ -173,7 +173,15 @@ def test_the_same_seed_gives_the_same_scenarios_and_others_give_others() -> None
 
 @pytest.fixture(scope="module")
 def stale() -> Checked:
-    return check(STALE, steps=None, runs=2, config={"chunk_size": 256}, stop_at_first=True, shrink_tries=TRIES)
+    return check(
+        STALE,
+        profiles=["chunked-prefill", "preemption-storm"],
+        steps=None,
+        runs=2,
+        config={"chunk_size": 256},
+        stop_at_first=True,
+        shrink_tries=TRIES,
+    )
 
 
 def test_what_is_found_is_made_small_and_still_fails(stale: Checked) -> None:

@@ -37,7 +37,7 @@ SHOWN_BY = {
     "StaleLookup": ("preemption-storm", 0),
     "PinForEachRetry": ("retry", 0),
     "HitsSurviveReset": ("reset", 1),
-    "StoresOfFailedLoadKept": ("load-failure", 0),
+    "StoresOfFailedLoadKept": ("load-failure", 3),
     "PlanSkipsFirstChunk": ("async", 0),
 }
 """Profile and seed of a workload that shows a bug."""

@@ -62,7 +62,6 @@ BREAKERS: dict[str, Breaker] = {
     ),
     "core.store.same-prefix-at-once": planted("store_bugs:SlotLostByTwins", "room", "rest/room"),
     "core.preemption.begins-again": fault("plan-blocks", "preemption-storm", "plan-blocks/table"),
-    "core.abort.running": planted("bugs:StateOfAnOldRequest", "abort", "rest/memory"),
     "core.reset.forgets": fault("reset-hit", "reset"),
     "core.reset.stores-again": planted("store_bugs:LookupMovesMark", "preemption-storm", "rest/reset"),
     "core.reset.while-running": fault("reset-hit", "reset"),
@@ -86,9 +85,9 @@ BREAKERS: dict[str, Breaker] = {
     ),
     "extended.failures.computed-again": fault("failed-load-resume", "load-failure", "failed-load-used/run on"),
     "extended.failures.not-stored": planted(
-        "shelf_bugs:StoreOfASharerKept", "load-failure", "bytes", 0, {"slots": 300, "between": False, "delay": 0}
+        "shelf_bugs:StoreOfASharerKept", "load-failure", "bytes", 1, {"slots": 300, "between": False, "delay": 0}
     ),
-    "extended.failures.not-offered": planted("bugs:StoresOfFailedLoadKept", "load-failure", "hits"),
+    "extended.failures.not-offered": planted("bugs:StoresOfFailedLoadKept", "load-failure", "hits", 3),
     "extended.failures.all-of-core": planted("shelf_bugs:LeaseOfAFailedLoadKept", "load-failure", "rest/room"),
     "extended.groups.joint-boundary": fault("joint-boundary", "groups", "partial-hit/groups", BETWEEN),
     "extended.ranks.shortest": fault("rank-disagreement", "ranks", "partial-hit/ranks"),
@@ -102,7 +101,8 @@ BREAKERS: dict[str, Breaker] = {
 
 NOT_SHOWN: dict[str, str] = {
     "core.abort.waiting": "test_planted.py plays a lease that is kept, with an abort of each request that waits with a hit",
-    "core.abort.preempted": "its judges are shown for `core.abort.running` and `core.store.as-large`",
+    "core.abort.running": "its judges are shown for `core.end.memory` and `core.store.as-large`",
+    "core.abort.preempted": "its judges are shown for `core.end.memory` and `core.store.as-large`",
     "extended.groups.states": "tests/connector/faults/test_faults.py plays the fault of its rule",
     "extended.layers.saved": "bytes, its judge, is shown for `core.load.contents`",
     "core.store.not-under-load": "it needs a probe; tests/connector/faults/test_faults.py plays the fault of its rule",
