@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterable
 from functools import partial
 
 import apart
@@ -26,7 +27,7 @@ def main() -> None:
     from planted.store_bugs import STORE_BUGS
 
     known = apart.Known("planted-bugs.jsonl")
-    stores = {"store_bugs": STORE_BUGS, "bugs": BUGS, "shelf_bugs": SHELF_BUGS}
+    stores: dict[str, Iterable[str]] = {"store_bugs": STORE_BUGS, "bugs": BUGS, "shelf_bugs": SHELF_BUGS}
     names = [f"planted.{module}:{name}" for module, bugs in stores.items() for name in bugs]
     missed = []
     for name in names:

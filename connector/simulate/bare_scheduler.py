@@ -223,7 +223,8 @@ class BareScheduler:
             sampled_token_ids=list(sampled.values()),
             kv_connector_output=None if self.worker is None else self.worker(output, sampled),
         )
-        if self.calls is not None and (invalid := answer.kv_connector_output.invalid_block_ids):
+        received = answer.kv_connector_output
+        if self.calls is not None and received is not None and (invalid := received.invalid_block_ids):
             self.calls.failed |= {each: held for each in ids if invalid & (held := self._blocks(each))}
         of_clients = self.scheduler.update_from_output(output, answer)
         for on_outputs in self.on_outputs:

@@ -128,7 +128,7 @@ class Engine(AskedEngine):
         log = folder / f"{name}.log"
         own = {**os.environ, **ENVIRONMENT, **MOONCAKE, "OTEL_SERVICE_NAME": name, **environment}
         model = folder / "model"  # the same for both: NIXL compares its path
-        overrides = {} if step_tokens is None else {"max_num_batched_tokens": step_tokens}
+        overrides: dict[str, Any] = {} if step_tokens is None else {"max_num_batched_tokens": step_tokens}
         start = partial(serve, **overrides)
         self._process = forks.start(start, theirs, model, connector, hybrid, environment=own, out=log)
         theirs.close()

@@ -371,8 +371,9 @@ def play(name: str, folder: Path, sound: Engine) -> Played:
         findings = both.sidecar.get("/api/findings", limit=1000)
         requests = both.sidecar.get("/api/requests", limit=1000)
         engines = both.sidecar.get("/api/fleet")["engines"]
-    answers = at_once(lambda job: sound.ask(job).result(SLOW_S), [each.job for each in decoded])
-    expected = {answer.id: answer.tokens for answer in answers}
+    jobs = [each.job for each in decoded]
+    answers = at_once(lambda job: sound.ask(job).result(SLOW_S), jobs)
+    expected = {job.id: answer.tokens for job, answer in zip(jobs, answers, strict=True)}
     return Played(name, decoded, expected, findings, requests, engines)
 
 

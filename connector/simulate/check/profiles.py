@@ -268,13 +268,15 @@ def combined(rng: random.Random) -> Scenario:
 
     for number in range(4):
         head = _fresh(rng, BLOCK_SIZE * rng.randrange(2, 7))
-        family = [(head, _fresh(rng, rng.randrange(1, 200))) for _ in range(rng.randrange(2, 4))]
-        longer = [(*prompt, _fresh(rng, rng.randrange(1, 200))) for prompt in family]
+        family: list[tuple[Segment, ...]] = [
+            (head, _fresh(rng, rng.randrange(1, 200))) for _ in range(rng.randrange(2, 4))
+        ]
+        longer: list[tuple[Segment, ...]] = [(*prompt, _fresh(rng, rng.randrange(1, 200))) for prompt in family]
         for which, prompt in enumerate(family):
             come(f"{number}-{which}", prompt, at_step + rng.randrange(3), 0.2)
         at_step += rng.randrange(10, 20)
         resets.append(CachesReset(at_step - 1, running=_coin(rng, 0.5), connector=_coin(rng, 0.1)))
-        fills = [(_fresh(rng, rng.randrange(600, 900)),) for _ in range(2)]
+        fills: list[tuple[Segment, ...]] = [(_fresh(rng, rng.randrange(600, 900)),) for _ in range(2)]
         arrivals += [Arrival(f"{number}-fills-{which}", prompt, 40, at_step) for which, prompt in enumerate(fills)]
         for which, prompt in enumerate(longer):
             name = f"{number}-{which}" if _coin(rng, 0.3) else f"{number}-{which}-waits"

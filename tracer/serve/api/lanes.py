@@ -30,6 +30,8 @@ class LaneColumns(BaseModel):
 
     from_ns: int
     to_ns: int
+    now_ns: int
+    """The tracer's clock when it answered."""
     phases: list[str]
     """The names of the numbers in `segments.phase`."""
     requests: dict[str, list[Any]]
@@ -122,6 +124,7 @@ def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> L
     return LaneColumns(
         from_ns=window.from_ns,
         to_ns=window.to_ns,
+        now_ns=now_ns,
         phases=list(WORDS.values()),
         requests={
             **{name: [getattr(lane, name) for lane in lanes] for name in _LANE_COLUMNS},

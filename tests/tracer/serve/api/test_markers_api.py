@@ -21,7 +21,6 @@ from kvtrail.tracer.serve.api.markers import STEPS
 from kvtrail.tracer.serve.api.process_state import FleetProcess
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.store.clickhouse import markers
 
 S = 10**9
 MINUTE_NS = 60 * S
@@ -105,8 +104,6 @@ def test_a_fleet_has_the_markers_of_all_tracers(tmp_path: Path) -> None:
         own = tracer.local.launches()
         assert [each.settings for each in tracer.fleet.launches() if each.engine == name] == [own[0].settings]
     reader = tracer.fleet
-    old = ("note 1", "note", time.time_ns(), "", "load test", 1)  # as an earlier kvtrail wrote it
-    reader.connection.insert(markers.TABLE, markers.COLUMNS, [old])
     client = TestClient(application(FleetProcess(reader, Metrics().internal_errors), reader, Metrics()))
     found = client.get("/api/markers").json()
     assert {each["kind"] for each in found} == {"deploy", "drop"}

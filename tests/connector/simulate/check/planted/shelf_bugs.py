@@ -28,7 +28,9 @@ class MarkOfARefusedStoreTrusted(Shelf):
 
     def found(self, request: Any) -> int:
         most = (request.num_tokens - 1) // self.block
-        return min(most, max(super().found(request), self.of(request).mark if request.num_preemptions else 0))
+        mark = self.of(request).mark if request.num_preemptions else 0
+        found: int = min(most, max(super().found(request), mark))
+        return found
 
 
 class TableAppendedOnResume(Shelf):
