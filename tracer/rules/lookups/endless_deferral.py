@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from kvtrail.tracer.events.patience import of_connector
+from kvtrail.tracer.events.patience import MARGIN_S, of_connector
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import Drift
 from kvtrail.tracer.rules.rule import DeadlineRule, Pending
-
-MARGIN_S = 60.0
-"""How much later than the connector's own patience."""
 
 
 class EndlessDeferral(DeadlineRule):
