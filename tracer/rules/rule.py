@@ -79,7 +79,7 @@ class Rule(ABC):
             healed=int(drift.healed),
             numbers=drift.numbers,
             witness=witnesses(drift.witness),
-            hint=self.page.advice,
+            hint=self.page.hint,
         )
 
     def explain(self, finding: Finding) -> str:
