@@ -81,10 +81,15 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return f"## `{rule}`\n\n{about}\n\n{self.title}.\n\n{self.invariant}\n\nUsually: {self.hint}\n"
 
 
+def rule_id(file: str) -> str:
+    """The id of a rule by the name of its files, without their suffix."""
+    return file.replace("_", "-")
+
+
 @cache
 def files() -> dict[str, Path]:
     """The file of each rule's page, by the rule's id, in alphabetical order."""
-    found = {path.stem.replace("_", "-"): path for path in Path(__file__).parent.glob("*/*.md")}
+    found = {rule_id(path.stem): path for path in Path(__file__).parent.glob("*/*.md")}
     return dict(sorted(found.items()))
 
 

@@ -9,7 +9,6 @@ from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
 
 class LateFree(DeadlineRule):
-    id = "late-free"
     after_s = 600.0
     """How long a connector may keep the blocks of a finished request: longer than the longest lease, NIXL's 480 s."""
 

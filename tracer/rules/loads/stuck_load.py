@@ -28,7 +28,6 @@ def within_s(event: Event, tokens: int, engine: Engine) -> float:
 
 
 class StuckLoad(DeadlineRule):
-    id = "stuck-load"
     after_s = AFTER_S
 
     def pending(self, account: Account, engine: Engine) -> Pending | None:

@@ -8,7 +8,6 @@ from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
 
 class EndlessDeferral(DeadlineRule):
-    id = "endless-deferral"
     after_s = 120.0
     """How long a row of such answers may last: longer than a lookup in any store."""
 
