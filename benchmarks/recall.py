@@ -217,17 +217,17 @@ def rules_page() -> str:
         "Each rule's fault (`tests/faults`) is found on vLLM's real scheduler (`tests/connector/faults/test_faults.py`); its"
         " incidents are found, and its look-alikes are silent, in `tests/incidents`. Rules about bytes find theirs, which"
         " change no count, on real engines (`tests/connector/fingerprints/test_rules_about_bytes.py`).\n",
-        "| rule | classes | injected fault | incidents | look-alikes |",
-        "| --- | --- | --- | --- | ---: |",
+        "| rule | injected fault | incidents | look-alikes |",
+        "| --- | --- | --- | ---: |",
     ]
     finds = {**RULES, **dict.fromkeys(OF_BYTES, "byte-drift"), **{name: cls.rule for name, cls in VARIANTS.items()}}
-    for rule, words in pages.every().items():
+    for rule in pages.files():
         found = ", ".join(f"[{each.id}]({each.url})" for each in INCIDENTS if rule in (each.rule, *each.also))
         alike = sum(each.rule == rule for each in LOOK_ALIKES)
         faults = [f"`{fault}`" for fault, finder in finds.items() if finder == rule]
         if between := [mistake for mistake, finder in OF_PAIRS.items() if finder == rule]:
             faults.append(f"between two engines: {', '.join(between)}")
-        lines.append(f"| `{rule}` | {', '.join(words.classes)} | {', '.join(faults) or 'none'} | {found} | {alike} |")
+        lines.append(f"| `{rule}` | {', '.join(faults) or 'none'} | {found} | {alike} |")
     return rule_pages.rules_page() + "\n".join(lines) + "\n"
 
 

@@ -92,7 +92,7 @@ def vllm_has(option: str) -> bool:
 
 def said_of_a_rule(rule: str) -> str:
     page = pages.page(rule)
-    return " ".join([page.advice, page.invariant, page.explanation, *page.explanations.values()])
+    return " ".join([page.hint, page.invariant, page.explanation, *page.explanations.values()])
 
 
 def paragraphs(page: Path) -> list[str]:

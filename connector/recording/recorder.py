@@ -57,8 +57,6 @@ _NAMES: dict[str, str] = {kind: kind.value for kind in Kind}
 """Reading an enum's value takes five times as long."""
 HEARTBEAT_S = 5.0
 WARN_EVERY_S = 60.0
-LEAST_OFFSET_NS = 10**9
-"""By how much the wall clock must have moved to be recorded."""
 
 
 class Recorder:
@@ -402,11 +400,9 @@ class Recorder:
         if not ((closing and self._heartbeats is Heartbeats.AUTO) or self._has_listener()):
             return []
         at_ns, dropped = time.monotonic_ns(), self.dropped
-        moved_ns = time.time_ns() - at_ns - self._base_ns
-        offset_ns = moved_ns if abs(moved_ns) >= LEAST_OFFSET_NS else None
         with self._counting:
             not_recorded = tuple(f"{kind}:{count}" for kind, count in self._not_recorded.items())
-        losses = (offset_ns, self.steps, not_recorded or None, tuple(self.probes_off) or None)
+        losses = (self.steps, not_recorded or None, tuple(self.probes_off) or None)
         recorded = self._sent + dropped  # before the requests' own numbers are read, which go on meanwhile
         idle = None if self.steps is None else self._idle.select(self.contexts.events())
         ended_by = self._ended_by if closing else None

@@ -107,36 +107,23 @@ class Store(Struct, eq=False):
 
 
 class _Reason(NamedTuple):
-    """Why a stretch of tokens is what it is.
-
-    Attributes:
-        cause, tier, why, unstored, refusal: as in a part and its details.
-        explains: what happened to the blocks.
-    """
+    """Why a stretch of tokens is what it is: as in a part."""
 
     cause: Cause
     tier: str = ""
-    explains: BlockChange | None = None
-    why: str = ""
-    unstored: str = ""
-    refusal: str = ""
+    detail: Detail = NOTHING
 
-    def detail(self, groups: HybridGroups | None) -> Detail:
-        """The details of a part; of several KV cache groups, with the one that the reason is about."""
-        change = self.explains
-        if change is None:
-            is_bare = not (self.why or self.unstored or self.refusal)
-            return NOTHING if is_bare else Detail(why=self.why, unstored=self.unstored, refusal=self.refusal)
-        found = Detail(self.why, change.at_ns, change.span_id, change.by, unstored=self.unstored, refusal=self.refusal)
-        if groups is None or change.state not in _OF_ONE_GROUP or change.group is None:
-            return found
-        if change.group >= len(groups.groups):
-            return found
-        return replace(found, group=change.group, group_kind=groups.groups[change.group].kind)
+
+def _explained(
+    cause: Cause, tier: str, change: BlockChange | None, *, unstored: str = "", refusal: str = ""
+) -> _Reason:
+    """A reason with what happened to the blocks, where that is known."""
+    at_ns, span_id, by = (0, "", "") if change is None else (change.at_ns, change.span_id, change.by)
+    return _Reason(cause, tier, Detail("", at_ns, span_id, by, unstored=unstored, refusal=refusal))
 
 
 _NEW, _UNALIGNED = _Reason(Cause.NEW), _Reason(Cause.UNALIGNED)
-_UNKNOWN = {why: _Reason(Cause.UNKNOWN, why=why) for why in NotRecorded}
+_UNKNOWN = {why: _Reason(Cause.UNKNOWN, detail=Detail(why=why)) for why in NotRecorded}
 
 
 class Attribution:
@@ -196,19 +183,18 @@ class Attribution:
     def _joined(self) -> list[Part]:
         made: list[Part] = []
         are_many = len(self._found) > MAX_PARTS
-        for reason, start, end in self._found:
-            cause, tier = reason.cause, reason.tier
+        for (cause, tier, detail), start, end in self._found:
             if are_many and made and (made[-1].cause, made[-1].tier) == (cause, tier):
                 made[-1] = Part(cause, tier, made[-1].start, end - made[-1].start, made[-1].detail)
             else:
-                made.append(Part(cause, tier, start, end - start, reason.detail(self._context.groups)))
+                made.append(Part(cause, tier, start, end - start, detail))
         return made
 
     def _tail(self, start: int) -> _Reason:
         """The tokens behind the last full block. Another engine hands them over, too, but for the last one."""
         asked = self._context
         if start < asked.total - 1 and self._is_promised(start) and asked.handed is not None:
-            return _Reason(Cause.FAILED_LOAD, asked.promised_by, asked.failed)
+            return _explained(Cause.FAILED_LOAD, asked.promised_by, asked.failed)
         if start < asked.total - 1 and self._is_handed(asked.total):
             return self._refused_handed(start)
         return _UNALIGNED
@@ -273,13 +259,21 @@ class Attribution:
         first = begin // size
         facts = self._in_vllm(first)
         final = asked.total - self._unit * size if self._full * size == asked.total else asked.total
+        last_chunk = next(  # if nothing but the rule was in the way of its blocks
+            (store for store in self._stores if store.last is not None and begin >= asked.total - store.chunk_size),
+            None,
+        )
+        by_rule = (
+            None
+            if last_chunk is None or begin >= final
+            else _explained(Cause.LAST_TOKEN, last_chunk.cache.name, last_chunk.last)
+        )
         for block, end in self._stretches(facts, first):
             fact, start = facts[block - first], max(begin, block * size)
             if begin >= final and (reason := self._last_token(block, fact, begin)) is not None:
                 self._add(reason, begin, asked.total)  # with all that is left
                 return
-            in_last_chunk = None if begin >= final else self._in_last_chunk(begin)
-            self._add(in_last_chunk or self._block(block, fact, start, end * size), start, end * size)
+            self._add(by_rule or self._block(block, fact, start, end * size), start, end * size)
 
     def _in_vllm(self, first: int) -> Sequence[BlockChange | None]:
         """What is known of vLLM's cache, for each block from this one on."""
@@ -321,20 +315,13 @@ class Attribution:
         if begin == asked.total - 1 and asked.sources:  # a load that ends there ends there by rule
             return _Reason(Cause.LAST_TOKEN, asked.sources[-1][0])
         if fact is not None and fact.state is BlockState.HELD:
-            return None if asked.has_groups else _Reason(Cause.LAST_TOKEN, self._vllm.name, fact)
+            return None if asked.has_groups else _explained(Cause.LAST_TOKEN, self._vllm.name, fact)
         if fact is not None and fact.state is BlockState.UNSURE:
             return None  # vLLM may hold it, too
         for store in self._stores:
             chunk = store.state(block)
             if chunk is not None and chunk.state is BlockState.HELD:
-                return _Reason(Cause.LAST_TOKEN, store.cache.name, chunk)
-        return None
-
-    def _in_last_chunk(self, begin: int) -> _Reason | None:
-        """Blocks of the final chunk, if nothing but the rule was in the way of it."""
-        for store in self._stores:
-            if store.last is not None and begin >= self._context.total - store.chunk_size:
-                return _Reason(Cause.LAST_TOKEN, store.cache.name, store.last)
+                return _explained(Cause.LAST_TOKEN, store.cache.name, chunk)
         return None
 
     def _block(self, block: int, fact: BlockChange | None, start: int, end: int) -> _Reason:
@@ -342,32 +329,37 @@ class Attribution:
         vllm, asked = self._vllm, self._context
         was_handed = asked.handed is not None and (self._is_handed(end) or self._is_promised(start))
         is_new = fact is None and block >= asked.pending and not was_handed
-        if is_new and not self._stores_know(block) and not self._is_shadowed(block):
+        # A store may hold, or may have held, a block that was never in vLLM's cache.
+        if (
+            is_new
+            and not any(store.is_reported and store.state(block) is not None for store in self._stores)
+            and not self._is_shadowed(block)
+        ):
             return _NEW
         if fact is not None and fact.state is BlockState.HELD:
             if asked.has_groups:
                 return _UNKNOWN[NotRecorded.GROUPS]
-            return _Reason(Cause.REFUSED if block == self._hole else Cause.STRANDED, vllm.name, fact)
+            return _explained(Cause.REFUSED if block == self._hole else Cause.STRANDED, vllm.name, fact)
         chunks = [(store, store.state(block)) for store in self._stores]
         may_be_in_vllm = fact is not None and fact.state is BlockState.UNSURE
         for store, chunk in chunks:
             if may_be_in_vllm and store.groups is not None:
                 continue
             if chunk is not None and chunk.state is BlockState.HELD and block >= store.reach:
-                return _Reason(Cause.STRANDED, store.cache.name, chunk)
+                return _explained(Cause.STRANDED, store.cache.name, chunk)
         known = [each for each in chunks if not (was_handed and each[0].takes and not each[0].is_reported)]
         if (why := self._may_be_held(block, fact, known)) is not None:
             return _UNKNOWN[why]
         if asked.begun <= block < asked.pending:
-            return _Reason(Cause.PENDING, vllm.name, asked.pending_by)
+            return _explained(Cause.PENDING, vllm.name, asked.pending_by)
         for store, chunk in chunks:
             if chunk is not None and chunk.state is BlockState.STORING:
-                return _Reason(Cause.PENDING, store.cache.name, chunk)
+                return _explained(Cause.PENDING, store.cache.name, chunk)
         for store, chunk in chunks:
             if chunk is not None and chunk.state is BlockState.HELD:
-                return _Reason(Cause.REFUSED, store.cache.name, chunk, refusal=self._refusal(store, start))
+                return _explained(Cause.REFUSED, store.cache.name, chunk, refusal=self._refusal(store, start))
         if self._is_promised(start):
-            return _Reason(Cause.FAILED_LOAD, asked.promised_by, asked.failed)
+            return _explained(Cause.FAILED_LOAD, asked.promised_by, asked.failed)
         return self._refused_handed(start) if self._is_handed(end) else self._lost(block, fact, chunks)
 
     def _is_promised(self, start: int) -> bool:
@@ -384,7 +376,7 @@ class Attribution:
         asked = self._context
         taking = next((store for store in self._stores if store.takes), None)
         refusal = "" if taking is None else self._refusal(taking, start)
-        return _Reason(Cause.REFUSED, PEER, None if asked.handed is None else asked.handed.fact, refusal=refusal)
+        return _explained(Cause.REFUSED, PEER, None if asked.handed is None else asked.handed.fact, refusal=refusal)
 
     def _refusal(self, store: Store, start: int) -> str:
         """Where tokens got lost that a store held."""
@@ -395,10 +387,6 @@ class Attribution:
         if store.offered:
             return "capped"
         return "given-up" if store.was_deferred else "declined"
-
-    def _stores_know(self, block: int) -> bool:
-        """Whether a store may hold, or may have held, a block that was never in vLLM's cache."""
-        return any(store.is_reported and store.state(block) is not None for store in self._stores)
 
     def _may_be_held(
         self, block: int, fact: BlockChange | None, chunks: Sequence[tuple[Store, BlockChange | None]]
@@ -448,7 +436,12 @@ class Attribution:
             return _UNKNOWN[NotRecorded.CONTRADICTION]
         if sum(other.number == loss.number for _, other in losses) > 1:
             return _UNKNOWN[NotRecorded.ORDER]
-        return _Reason(_CAUSES[loss.state], cache.name, loss, unstored=unstored if cache is self._vllm else "")
+        unstored = unstored if cache is self._vllm else ""
+        reason = _explained(_CAUSES[loss.state], cache.name, loss, unstored=unstored)
+        groups = () if self._context.groups is None else self._context.groups.groups
+        if loss.group is None or loss.group >= len(groups):
+            return reason
+        return reason._replace(detail=replace(reason.detail, group=loss.group, group_kind=groups[loss.group].kind))
 
 
 def _doubt(states: list[BlockChange | None], hole: int) -> None:
@@ -466,7 +459,6 @@ def _changes(known: Sequence[object]) -> Iterator[int]:
     return compress(count(1), map(is_not, known, islice(known, 1, None)))
 
 
-_OF_ONE_GROUP = (BlockState.EVICTED, BlockState.UNCACHED)
 _CONTRADICTED = BlockChange(BlockState.UNSURE, 0)
 _UNSTORED = {BlockState.FULL: "full", BlockState.FAILED: "failed"}
 _CAUSES = {

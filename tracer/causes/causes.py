@@ -393,17 +393,13 @@ class Causes:
         if request.open is not None:
             request.steps += 1
             if event.computed < request.promised[1]:
-                self._shorten(request, event.computed)
+                # the load has brought less than it promised: the rest is computed
+                request.open.parts = shortened(request.open.parts, event.computed, request.failed)
+                self._settle(request)
             elif request.steps > 1:
                 self._settle(request)
         if request.open is None and name not in self._computing:
             self._awaited.discard(name)
-
-    def _shorten(self, request: RequestState, computed: int) -> None:
-        """A load has brought less than it promised: the rest is computed."""
-        if request.open is not None:
-            request.open.parts = shortened(request.open.parts, computed, request.failed)
-            self._settle(request)
 
     def _settle(self, request: RequestState) -> None:
         """What was promised is there, or will never be."""
@@ -538,7 +534,7 @@ class Causes:
             cache.lose(self._number, self._lost[1] if self._lost else NotRecorded.LATE)
         is_store = event.pool_tier is not None
         hashes, known = split_hashes(event.block_hashes), 0
-        for emptied, changes in groupby(event.cache_changes, key=_is_reset):
+        for emptied, changes in groupby(event.cache_changes, key=lambda change: change == 0):
             if emptied:
                 cache.clear(self._fact(BlockState.RESET, event))
                 for each in (cache, *cache.others):
@@ -618,10 +614,6 @@ class Causes:
         cache = self._store(event.connector_id)
         if event.succeeded is not False and not cache.reports_changes:
             cache.clear(self._fact(BlockState.RESET, event))
-
-
-def _is_reset(change: int) -> bool:
-    return change == 0
 
 
 def _key(recorded: str) -> Key:

@@ -48,8 +48,6 @@ AnyTokens = AnyCount
 Number = Annotated[int, Meta(ge=0, le=MAX_EVENTS)]
 Time = Annotated[int, Meta(ge=0, lt=LATEST_NS)]
 """Unix nanoseconds."""
-Offset = Annotated[int, Meta(gt=-LATEST_NS, lt=LATEST_NS)]
-"""Nanoseconds from one clock to another."""
 Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 Id = Annotated[str, Meta(max_length=LONGEST_ID)]
 Ids = tuple[Count, ...]
@@ -67,29 +65,31 @@ def _on_wire(key: str, brief: str, field: str = "") -> Attribute:
     return attribute
 
 
-def _tokens(name: str, brief: str) -> Attribute:
-    return _on_wire(f"kvtrail.tokens.{name}", brief)
-
-
-def _check(name: str, brief: str) -> Attribute:
-    return _on_wire(f"kvtrail.check.{name}", brief)
-
-
 Total = Annotated[
-    Tokens, _tokens("total", "Tokens of the request at this moment: prompt and, after a preemption, its output so far.")
+    Tokens,
+    _on_wire(
+        "kvtrail.tokens.total",
+        "Tokens of the request at this moment: prompt and, after a preemption, its output so far.",
+    ),
 ]
 Computed = Annotated[
     Tokens,
-    _tokens("computed", "Tokens that vLLM holds as computed: the argument of the lookup, or where a step begins."),
+    _on_wire(
+        "kvtrail.tokens.computed",
+        "Tokens that vLLM holds as computed: the argument of the lookup, or where a step begins.",
+    ),
 ]
 Matched = Annotated[
     Tokens,
-    _tokens("matched", "Length of the prefix that the connector's store holds; absent where the connector hides it."),
+    _on_wire(
+        "kvtrail.tokens.matched",
+        "Length of the prefix that the connector's store holds; absent where the connector hides it.",
+    ),
 ]
-Scheduled = Annotated[Tokens, _tokens("scheduled", "Tokens that the scheduler runs in this step.")]
-Drafted = Annotated[Tokens, _tokens("drafted", "Speculative tokens among the scheduled ones.")]
-TransferStart = Annotated[Tokens, _tokens("start", "First token position of a transfer.")]
-TransferTokens = Annotated[Tokens, _tokens("count", "Tokens of a transfer.")]
+Scheduled = Annotated[Tokens, _on_wire("kvtrail.tokens.scheduled", "Tokens that the scheduler runs in this step.")]
+Drafted = Annotated[Tokens, _on_wire("kvtrail.tokens.drafted", "Speculative tokens among the scheduled ones.")]
+TransferStart = Annotated[Tokens, _on_wire("kvtrail.tokens.start", "First token position of a transfer.")]
+TransferTokens = Annotated[Tokens, _on_wire("kvtrail.tokens.count", "Tokens of a transfer.")]
 Step = Annotated[
     Count,
     _on_wire(
@@ -240,7 +240,9 @@ class RequestStart(Event, kw_only=True, gc=False):
 
     kind = Kind.REQUEST_START
     total: Total | None = None
-    limit: Annotated[Tokens | None, _tokens("limit", "Tokens that the request may generate at most.")] = None
+    limit: Annotated[
+        Tokens | None, _on_wire("kvtrail.tokens.limit", "Tokens that the request may generate at most.")
+    ] = None
     scheduler_step: Step | None = None
     request_priority: Annotated[
         AnyCount | None, _on_wire("kvtrail.request.priority", "The request's priority; absent where it has none.")
@@ -278,7 +280,9 @@ class RequestEnd(Event, kw_only=True, gc=False):
 
     kind = Kind.REQUEST
     total: Total | None = None
-    output: Annotated[Tokens | None, _tokens("output", "Tokens generated when the request finished.")] = None
+    output: Annotated[
+        Tokens | None, _on_wire("kvtrail.tokens.output", "Tokens generated when the request finished.")
+    ] = None
     computed: Computed | None = None
     outcome: Outcome | None = None
     free_delayed: Annotated[
@@ -330,8 +334,8 @@ class Lookup(Event, kw_only=True, gc=False):
     matched: Matched | None = None
     returned: Annotated[
         AnyTokens | None,
-        _tokens(
-            "returned",
+        _on_wire(
+            "kvtrail.tokens.returned",
             "The lookup's answer to the scheduler: tokens beyond the computed ones; absent for 'ask me later'.",
         ),
     ] = None
@@ -341,7 +345,10 @@ class Lookup(Event, kw_only=True, gc=False):
     ] = None
     refused: Annotated[
         AnyTokens | None,
-        _tokens("refused", "The connector's own answer, where the guard replaced it by `kvtrail.tokens.returned`."),
+        _on_wire(
+            "kvtrail.tokens.refused",
+            "The connector's own answer, where the guard replaced it by `kvtrail.tokens.returned`.",
+        ),
     ] = None
     chunk_keys: ChunkKeys | None = None
     scheduler_step: Step | None = None
@@ -361,7 +368,9 @@ class Alloc(Event, kw_only=True, gc=False):
 
     kind = Kind.ALLOC
     total: Total | None = None
-    allocated: Annotated[AnyTokens, _tokens("allocated", "External tokens for which the scheduler allocated blocks.")]
+    allocated: Annotated[
+        AnyTokens, _on_wire("kvtrail.tokens.allocated", "External tokens for which the scheduler allocated blocks.")
+    ]
     blocks_count: BlocksCount | None = None
     blocks_ids: BlockIds | None = None
     blocks_by_group: BlocksByGroup | None = None
@@ -422,7 +431,10 @@ class Transfer(Event, kw_only=True, gc=False):
     blocks_count: BlocksCount | None = None
     bytes: TransferBytes | None = None
     expected: Annotated[
-        Tokens | None, _tokens("expected", "Tokens that the transfer was meant to move; absent where it is not known.")
+        Tokens | None,
+        _on_wire(
+            "kvtrail.tokens.expected", "Tokens that the transfer was meant to move; absent where it is not known."
+        ),
     ] = None
     blocks_ids: BlockIds | None = None
 
@@ -789,14 +801,18 @@ class Stats(Event, kw_only=True, gc=False):
     total: Total | None = None
     reported: Annotated[
         AnyTokens | None,
-        _tokens("reported", "Cached tokens in all, local and external, as the engine's statistics report them."),
+        _on_wire(
+            "kvtrail.tokens.reported",
+            "Cached tokens in all, local and external, as the engine's statistics report them.",
+        ),
     ] = None
     from_connector: Annotated[
         AnyTokens | None,
-        _tokens("from_connector", "Tokens from the connector, as the engine's statistics report them."),
+        _on_wire("kvtrail.tokens.from_connector", "Tokens from the connector, as the engine's statistics report them."),
     ] = None
     queried: Annotated[
-        Tokens | None, _tokens("queried", "Tokens that the engine's statistics count as asked of the connector.")
+        Tokens | None,
+        _on_wire("kvtrail.tokens.queried", "Tokens that the engine's statistics count as asked of the connector."),
     ] = None
 
 
@@ -896,16 +912,21 @@ class BlockCheck(Event, kw_only=True, gc=False):
     kind = Kind.BLOCK_CHECK
     # Names and numbers about a block have one place in each of the arrays.
     check_look: Annotated[
-        Name, _check("look", "Why: just `computed` or `loaded`, `admitted` from vLLM's prefix cache, or `held`.")
+        Name,
+        _on_wire(
+            "kvtrail.check.look", "Why: just `computed` or `loaded`, `admitted` from vLLM's prefix cache, or `held`."
+        ),
     ]
     check_blocks: Annotated[
-        Count, _check("blocks", "Blocks looked at for the request since its last event of this look.")
+        Count, _on_wire("kvtrail.check.blocks", "Blocks looked at for the request since its last event of this look.")
     ]
-    check_unknown: Annotated[Count, _check("unknown", "Of these, blocks with a hash without a known content.")] = 0
+    check_unknown: Annotated[
+        Count, _on_wire("kvtrail.check.unknown", "Of these, blocks with a hash without a known content.")
+    ] = 0
     check_fingerprints: Annotated[
         bytes,
-        _check(
-            "fingerprints",
+        _on_wire(
+            "kvtrail.check.fingerprints",
             "Fingerprints for other engines, 20 bytes a block, big-endian: the last 64 bits of the hash, the fingerprint,"
             " and the block's first token in the request (32 bits). Of blocks that the request `computed` while it had met"
             " no wrong block, and of the unknown ones of those that it `loaded` or `admitted`.",
@@ -913,31 +934,32 @@ class BlockCheck(Event, kw_only=True, gc=False):
     ] = b""
     check_slice: Annotated[
         Name | None,
-        _check(
-            "slice",
+        _on_wire(
+            "kvtrail.check.slice",
             "Of fingerprints by a rank's first head: what engines of any tensor-parallel size have in common that have the"
             " same KV under the same hashes, `/`, and the number of that head.",
         ),
     ] = None
     check_wrong_kinds: Annotated[
         Keys,
-        _check(
-            "wrong.kinds",
+        _on_wire(
+            "kvtrail.check.wrong.kinds",
             "Of each wrong block: `drift`, it holds what was not computed under its hash; `early`, it did when it was"
             " read, and was right afterwards; `rot`, it was right, and changed though nothing wrote to it.",
         ),
     ] = ()
-    check_wrong_blocks: Annotated[Ids, _check("wrong.blocks", "The id of each wrong block.")] = ()
+    check_wrong_blocks: Annotated[Ids, _on_wire("kvtrail.check.wrong.blocks", "The id of each wrong block.")] = ()
     check_wrong_tokens: Annotated[
-        tuple[Tokens, ...], _check("wrong.tokens", "The first token of each wrong block in the request.")
+        tuple[Tokens, ...],
+        _on_wire("kvtrail.check.wrong.tokens", "The first token of each wrong block in the request."),
     ] = ()
     check_wrong_hashes: Annotated[
-        Keys, _check("wrong.hashes", "The last 16 hexadecimal digits of each wrong block's hash.")
+        Keys, _on_wire("kvtrail.check.wrong.hashes", "The last 16 hexadecimal digits of each wrong block's hash.")
     ] = ()
     check_wrong_holds: Annotated[
         Keys,
-        _check(
-            "wrong.holds",
+        _on_wire(
+            "kvtrail.check.wrong.holds",
             "What each wrong block holds: `zeros`, `REQUEST@TOKEN` for the KV of that request's tokens from TOKEN on, with"
             " `/GROUP` after it if it is that of another KV cache group,"
             " `poison` for what was computed after a wrong block, or `unknown`.",
@@ -945,11 +967,19 @@ class BlockCheck(Event, kw_only=True, gc=False):
     ] = ()
     check_wrong_from: Annotated[
         Keys,
-        _check("wrong.from", "The request with the load or step that left it so; empty where it is this one itself."),
+        _on_wire(
+            "kvtrail.check.wrong.from",
+            "The request with the load or step that left it so; empty where it is this one itself.",
+        ),
     ] = ()
-    check_wrong_more: Annotated[Count, _check("wrong.more", "Wrong blocks beyond those that are listed.")] = 0
+    check_wrong_more: Annotated[
+        Count, _on_wire("kvtrail.check.wrong.more", "Wrong blocks beyond those that are listed.")
+    ] = 0
     check_healed: Annotated[
-        bool, _check("healed", "The wrong blocks were reported to vLLM as not loaded: it computes them again.")
+        bool,
+        _on_wire(
+            "kvtrail.check.healed", "The wrong blocks were reported to vLLM as not loaded: it computes them again."
+        ),
     ] = False
     group: Group | None = None
     scheduler_step: Step | None = None
@@ -998,14 +1028,6 @@ class Heartbeat(Event, kw_only=True, gc=False):
     recorder_closed: Annotated[bool, _on_wire("kvtrail.recorder.closed", "The last heartbeat of this recorder.")] = (
         False
     )
-    recorder_clock_offset: Annotated[
-        Offset | None,
-        _on_wire(
-            "kvtrail.recorder.clock.offset",
-            "Nanoseconds by which the host's wall clock has moved, since the recorder began, against its monotonic"
-            " clock, which times all events; absent below a second.",
-        ),
-    ] = None
     scheduler_step: Step | None = None
     recorder_untold: Annotated[
         Keys | None,

@@ -24,6 +24,8 @@ class Patience(NamedTuple):
     keep_s: float | None = None
 
 
+MARGIN_S = 60.0
+"""How much later than its own patience, or than a lease, a connector is late."""
 NIXL_S, MOONCAKE_S = 480.0, 480.0
 _BY_DEFAULT = {
     "NixlPushConnector": Patience(NIXL_S, NIXL_S),
@@ -37,7 +39,10 @@ _BY_DEFAULT = {
 
 def declaration(patience: Mapping[str, Patience]) -> str:
     """The attribute's value: JSON, the known limits by connector name."""
-    known = {name: _known(each) for name, each in sorted(patience.items())}
+    known = {
+        name: {limit: value for limit, value in each._asdict().items() if value is not None}
+        for name, each in sorted(patience.items())
+    }
     return json.dumps({name: each for name, each in known.items() if each}, separators=(",", ":"))
 
 
@@ -52,7 +57,3 @@ def of_connector(name: str, declared: str | None) -> Patience:
         return by_default._replace(**{key: float(own[key]) for key in Patience._fields if key in own})
     except (ValueError, LookupError, TypeError, RecursionError):
         return by_default
-
-
-def _known(patience: Patience) -> dict[str, float]:
-    return {name: value for name, value in patience._asdict().items() if value is not None}

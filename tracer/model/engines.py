@@ -64,7 +64,8 @@ def launched_with(resource: Mapping[str, Any]) -> dict[str, str]:
     recorded."""
     found = {name: resource[key] for name, key in LAUNCHED_WITH.items() if resource.get(key) is not None}
     found |= dict(sorted(_settings(resource).items())[:MOST_SETTINGS])
-    return {str(name)[:LONGEST_SETTING]: _as_text(value)[:LONGEST_SETTING] for name, value in found.items()}
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
+    return {str(name)[:LONGEST_SETTING]: text[:LONGEST_SETTING] for name, text in texts.items()}
 
 
 def _settings(resource: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,10 +75,6 @@ def _settings(resource: Mapping[str, Any]) -> dict[str, Any]:
     except ValueError:
         return {}
     return own if isinstance(own, dict) else {}
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def pool_blocks(resource: Mapping[str, Any]) -> int | None:

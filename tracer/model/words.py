@@ -158,12 +158,7 @@ def with_open(requests: int) -> str:
     return f"with {some(requests, 'open request')}" if requests else "with no open request"
 
 
-def advice(reason: Unknown) -> str:
-    """What to do about an undecided judgement."""
-    return _ADVICE[reason]
-
-
-_ADVICE = {
+ADVICE = {
     Unknown.LOST: "The runbooks KvtrailEventsDropped and KvtrailSequenceGaps say where events are lost. What is recorded"
     " afterwards is known again.",
     Unknown.NEWER: "Run the sidecar in the newer of the two versions; the overview says what it does not know.",
@@ -186,6 +181,7 @@ _ADVICE = {
     " caches that send to one sidecar judge it together.",
     Unknown.RULE: "The runbook KvtrailInternalErrors says where the traceback is.",
 }
+"""What to do about an undecided judgement."""
 
 
 def blocks(ids: Iterable[int]) -> str:

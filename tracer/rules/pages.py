@@ -36,9 +36,7 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         title: what has gone wrong, as the heading of a finding.
         severities: those that its findings may have, worst first.
-        classes: the classes of the taxonomy of drift that it decides: C1, C2, ...
-        hint: the usual cause of a finding, and its remedy.
-        mitigation: what keeps a production engine right until then.
+        hint: the usual cause of a finding, its remedy, and what keeps a production engine right until then.
         known_by: how it detects a fault.
         groups: what it says of a model with several KV cache groups.
         level: the least level of recording at which it finds its drift.
@@ -54,9 +52,7 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     title: str
     severities: tuple[Severity, ...]
-    classes: tuple[str, ...]
     hint: str
-    mitigation: str = ""
     known_by: KnownBy = "a wrong count"
     groups: Groups = "independent of them"
     level: Level = Level.BASIC
@@ -78,22 +74,22 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         places = {name: name.partition(", ") for name in self.explanations}
         return {behind: self.explanations[name] for name, (place, _, behind) in places.items() if place == where}
 
-    @property
-    def advice(self) -> str:
-        """The hint, and the mitigation if there is one."""
-        return f"{self.hint} {self.mitigation}".rstrip()
-
     def section(self, rule: str) -> str:
         """The part of docs/rules.md about the rule of this page."""
         about = f"Severity: {', or '.join(self.severities)}. Level: `{self.level}`. Known by {self.known_by}."
         about += f" Several [groups](concepts.md#kv-cache-groups): {self.groups}."
-        return f"## `{rule}`\n\n{about}\n\n{self.title}.\n\n{self.invariant}\n\nUsually: {self.advice}\n"
+        return f"## `{rule}`\n\n{about}\n\n{self.title}.\n\n{self.invariant}\n\nUsually: {self.hint}\n"
+
+
+def rule_id(file: str) -> str:
+    """The id of a rule by the name of its files, without their suffix."""
+    return file.replace("_", "-")
 
 
 @cache
 def files() -> dict[str, Path]:
     """The file of each rule's page, by the rule's id, in alphabetical order."""
-    found = {path.stem.replace("_", "-"): path for path in Path(__file__).parent.glob("*/*.md")}
+    found = {rule_id(path.stem): path for path in Path(__file__).parent.glob("*/*.md")}
     return dict(sorted(found.items()))
 
 

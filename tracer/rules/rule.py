@@ -35,6 +35,7 @@ class Rule(ABC):
     """
 
     id: ClassVar[str]
+    """The name of its module, which is that of its page, with hyphens."""
     needs_history: ClassVar[bool] = True
     """Whether each of its judgements is `unknown` where the request's history is incomplete, or where the engine as a
     whole is recorded incompletely. If False, the rule decides this itself."""
@@ -54,6 +55,8 @@ class Rule(ABC):
         parameters = [each for base in getattr(cls, "__orig_bases__", ()) for each in get_args(base)]
         events = [event for each in parameters for event in get_args(each) or (each,)]
         cls.kinds = frozenset(event.kind for event in events if isinstance(event, type) and issubclass(event, Event))
+        if cls.__module__ != __name__ and not hasattr(cls, "id"):
+            cls.id = pages.rule_id(cls.__module__.rpartition(".")[2])
 
     @cached_property
     def page(self) -> Page:
@@ -79,7 +82,7 @@ class Rule(ABC):
             healed=int(drift.healed),
             numbers=drift.numbers,
             witness=witnesses(drift.witness),
-            hint=self.page.advice,
+            hint=self.page.hint,
         )
 
     def explain(self, finding: Finding) -> str:

@@ -75,16 +75,12 @@ class MeasureChange:
 MAX_GROUPS = 20
 
 
-def _computed(sums: Sums) -> float:
-    return _of(sums, "asked") - _of(sums, "local") - _of(sums, "taken") + _of(sums, "failed")
-
-
 def _of(sums: Sums, measure: str) -> int:
     return sums.get(measure, 0)
 
 
 MEASURES: Mapping[str, Callable[[Sums], float]] = {
-    "computed": _computed,
+    "computed": lambda sums: _of(sums, "asked") - _of(sums, "local") - _of(sums, "taken") + _of(sums, "failed"),
     "asked": lambda sums: _of(sums, "asked"),
     "local": lambda sums: _of(sums, "local"),
     "loaded": lambda sums: _of(sums, "taken") - _of(sums, "failed"),

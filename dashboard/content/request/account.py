@@ -14,7 +14,7 @@ from kvtrail.tracer.events.events import Side
 from kvtrail.tracer.events.semconv import Kind, external_id
 from kvtrail.tracer.model.findings import Unknown
 from kvtrail.tracer.model.outcomes import MEANING, Outcome
-from kvtrail.tracer.model.words import advice, count, described, duration, kind, some
+from kvtrail.tracer.model.words import ADVICE, count, described, duration, kind, some
 
 STEP_MEASURES = {"computed": "In vLLM", "matched": "Matched", "loaded": "Loaded", "stored": "Stored"}
 """The account's numbers in the table of steps."""
@@ -181,7 +181,7 @@ def why_unknown(request: Row) -> str:
         return f"{MEANING[Outcome(request['outcome'])]} So its verdict stays unknown."
     known = Unknown.__members__.get(name.upper())
     # A newer tracer may have reasons that are not known here.
-    return "The verdict is unknown: " + (f"{known}. {advice(known)}" if known else f"{name.replace('_', ' ')}.")
+    return "The verdict is unknown: " + (f"{known}. {ADVICE[known]}" if known else f"{name.replace('_', ' ')}.")
 
 
 def around_end(request: Row) -> TimeRange | None:

@@ -523,7 +523,7 @@ def test_people_name_the_host_and_the_pod(monkeypatch: pytest.MonkeyPatch, detec
 
 
 def test_a_jump_of_the_wall_clock_moves_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deadlines are judged by recorded time. The heartbeats say by how much the clock has moved."""
+    """Deadlines are judged by recorded time."""
     transport = MemoryTransport()
     recorder, request = a_recorder(transport), a_request()
     values = (700, 0, 0, 0, False, *(None,) * 6)
@@ -541,10 +541,7 @@ def test_a_jump_of_the_wall_clock_moves_no_event(monkeypatch: pytest.MonkeyPatch
     before, after = transport.lookups()
     assert abs(before.start_ns - began_ns) < SLOW_S * 10**9, "Unix time"
     assert before.end_ns <= after.start_ns < before.end_ns + SLOW_S * 10**9
-    first, *_, last = [event for event in transport.events() if isinstance(event, Heartbeat)]
-    assert first.recorder_clock_offset is None
-    assert last.recorder_clock_offset is not None
-    assert abs(last.recorder_clock_offset + 3600 * 10**9) < 10**9
+    *_, last = [event for event in transport.events() if isinstance(event, Heartbeat)]
     assert before.start_ns <= last.start_ns < before.end_ns + SLOW_S * 10**9
 
 

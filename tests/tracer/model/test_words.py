@@ -98,7 +98,7 @@ def test_how_often_the_guard_healed() -> None:
 
 @pytest.mark.parametrize("reason", Unknown)
 def test_every_reason_says_what_to_do_and_is_documented(reason: Unknown) -> None:
-    assert words.advice(reason).endswith(".")
+    assert words.ADVICE[reason].endswith(".")
     assert f"| `{reason.name.lower()}` |" in (DOCS / "limits.md").read_text()
 
 

@@ -222,7 +222,7 @@ def test_every_rule_says_what_it_is(rule: str) -> None:
     assert page.invariant.startswith("Invariant")
     assert "Source:" in page.invariant
     assert "Needs" in page.invariant
-    assert all((page.severities, page.classes, page.hint, page.title))
+    assert all((page.severities, page.hint, page.title))
     assert sorted(page.severities, key=WORST_FIRST.__getitem__) == [*page.severities]
 
 
@@ -241,7 +241,7 @@ def test_old_names_lead_to_rules_and_are_none() -> None:
 
 def test_an_unknown_field_of_a_page_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "odd.md"
-    path.write_text("---\ntitle: A title\nseverities: [crash]\nclasses: [C1]\nhint: A hint\nlevle: basic\n---\nText\n")
+    path.write_text("---\ntitle: A title\nseverities: [crash]\nhint: A hint\nlevle: basic\n---\nText\n")
     monkeypatch.setattr(pages, "files", lambda: {"odd": path})
     with pytest.raises(msgspec.ValidationError, match="levle"):
         pages.page("odd")

@@ -7,7 +7,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class AllocMismatch(RequestRule[Alloc]):
-    id = "alloc-mismatch"
     needs_history = False
 
     def judge(self, event: Alloc, account: Account) -> Judgement:

@@ -7,8 +7,6 @@ from kvtrail.tracer.rules.rule import EngineRule
 
 
 class BlockReuse(EngineRule[TransferEnd | Received]):
-    id = "block-reuse"
-
     def judge(self, event: TransferEnd | Received, engine: Engine) -> Judgement:
         if type(event) is TransferEnd:
             key: Job | str = event.job

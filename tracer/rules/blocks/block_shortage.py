@@ -8,7 +8,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class BlockShortage(RequestRule[Load | Store]):
-    id = "block-shortage"
     needs_history = False
 
     def judge(self, event: Load | Store, account: Account) -> Judgement:

@@ -7,7 +7,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class DoubleFree(RequestRule[Refcount]):
-    id = "double-free"
     needs_history = False
 
     def judge(self, event: Refcount, account: Account) -> Judgement:

@@ -1,18 +1,14 @@
 from __future__ import annotations
 
 from kvtrail.tracer.events.capabilities import Capability
-from kvtrail.tracer.events.patience import of_connector
+from kvtrail.tracer.events.patience import MARGIN_S, of_connector
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import Drift
 from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
-MARGIN_S = 60.0
-"""How much later than the lease."""
-
 
 class LateFree(DeadlineRule):
-    id = "late-free"
     after_s = 600.0
     """How long a connector may keep the blocks of a finished request: longer than the longest lease, NIXL's 480 s."""
 

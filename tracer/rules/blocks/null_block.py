@@ -9,8 +9,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class NullBlock(RequestRule[Alloc | Schedule]):
-    id = "null-block"
-
     def judge(self, event: Alloc | Schedule, account: Account) -> Judgement:
         if type(event) is Alloc:
             begins = _admitted_at(event, account)

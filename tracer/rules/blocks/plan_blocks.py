@@ -12,7 +12,6 @@ from kvtrail.tracer.rules.rule import EngineRule, RequestRule
 class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
     """Where a plan differs from the block table of its request (`table`)."""
 
-    id = "plan-blocks"
     only_with = "blocks_ids"
     needs_history = False
 
@@ -57,7 +56,6 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
 class ReassignedBlocks(EngineRule[LoadPlan | StorePlan]):
     """Where a plan names a block that another request has been given since (`reassigned`)."""
 
-    id = "plan-blocks"
     only_with = "blocks_ids"
 
     def judge(self, event: LoadPlan | StorePlan, engine: Engine) -> Judgement:

@@ -9,8 +9,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class UnreportedBlocks(RequestRule[RequestEnd | Schedule]):
-    id = "unreported-blocks"
-
     def judge(self, event: RequestEnd | Schedule, account: Account) -> Judgement:
         evidence = account.evidence
         table = evidence.blocks

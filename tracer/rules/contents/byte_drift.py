@@ -16,7 +16,6 @@ MAX_TAKERS = 4
 
 
 class ByteDrift(EngineRule[BlockCheck | Handoff]):
-    id = "byte-drift"
     State, shares_state = SharedReferences, True
     needs_history = False
 

@@ -59,7 +59,7 @@ class SharedReferences:
         what it reports as computed. Each has the wrong blocks that are known by now, those found before included."""
         if self._asked is None or self._asked[0] is not event:
             if event.check_look in TAKEN:
-                fresh = [self._foreign(event)]
+                fresh = [{block.token: (block, owner) for block, owner in self.computed.foreign(event)}]
             else:
                 fresh = [*self._found_late(event).values()] if event.check_look == COMPUTED else []
             self._asked = event, [{**self._known_of(blocks), **blocks} for blocks in fresh if blocks]
@@ -114,10 +114,6 @@ class SharedReferences:
 
     def _known_of(self, wrong: WrongBlocks) -> WrongBlocks:
         return self._wrong.get(_check_of(wrong).span_id, {})
-
-    def _foreign(self, event: BlockCheck) -> WrongBlocks:
-        """The blocks of a check that hold what was computed under other hashes."""
-        return {block.token: (block, owner) for block, owner in self.computed.foreign(event)}
 
     def _found_late(self, event: BlockCheck) -> dict[str, WrongBlocks]:
         """By the span of a check, its blocks that this event of computed ones proves wrong."""

@@ -7,7 +7,6 @@ from kvtrail.tracer.rules.rule import PairRule
 
 
 class AmbiguousHandoff(PairRule[Handoff]):
-    id = "ambiguous-handoff"
     needs_history = False
 
     def judge(self, event: Handoff, engine: Engine) -> Judgement:

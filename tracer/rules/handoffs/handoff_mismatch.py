@@ -9,7 +9,6 @@ from kvtrail.tracer.rules.rule import PairRule
 
 
 class HandoffMismatch(PairRule[Handoff | Xfer | Alloc]):
-    id = "handoff-mismatch"
     needs_history = False
 
     def judge(self, event: Handoff | Xfer | Alloc, engine: Engine) -> Judgement:

@@ -51,8 +51,6 @@ class FailingPeers:
 
 
 class PeerAlwaysFailing(PairRule[Received]):
-    id = "peer-always-failing"
-
     State = FailingPeers
 
     def judge(self, event: Received, engine: Engine) -> Judgement:

@@ -12,7 +12,6 @@ from kvtrail.tracer.rules.rule import EngineRule, PairRule
 class StaleHandoff(PairRule[Read | Received | Xfer]):
     """What is found about the request that received the blocks (`taken`)."""
 
-    id = "stale-handoff"
     needs_history = False
 
     def judge(self, event: Read | Received | Xfer, engine: Engine) -> Judgement:
@@ -65,7 +64,6 @@ class StaleHandoff(PairRule[Read | Received | Xfer]):
 class ReadAfterRelease(EngineRule[Read | Xfer]):
     """What is found about the request whose blocks were read, by the engine that gives alone (`given`)."""
 
-    id = "stale-handoff"
     needs_history = False
 
     def judge(self, event: Read | Xfer, engine: Engine) -> Judgement:

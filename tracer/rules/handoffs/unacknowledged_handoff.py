@@ -13,7 +13,6 @@ at all reports before it ends one."""
 
 
 class UnacknowledgedHandoff(PairRule[Heartbeat | Free]):
-    id = "unacknowledged-handoff"
     needs_history = False
 
     def judge(self, event: Heartbeat | Free, engine: Engine) -> Judgement:

@@ -19,7 +19,6 @@ def synchronous_load(account: Account) -> Alloc | None:
 
 
 class AsyncDeclaration(RequestRule[Lookup | Received | Schedule]):
-    id = "async-declaration"
     needs_history = False
 
     def judge(self, event: Lookup | Received | Schedule, account: Account) -> Judgement:

@@ -11,8 +11,6 @@ from kvtrail.tracer.rules.rule import PairRule, RequestRule
 class DuplicateLoad(RequestRule[Lookup]):
     """Where a lookup offers what its request has received already (`offered again`)."""
 
-    id = "duplicate-load"
-
     def judge(self, event: Lookup, account: Account) -> Judgement:
         loads, answer = account.evidence.loaded, event.answer
         if not loads or answer is None:
@@ -40,7 +38,6 @@ class DuplicateLoad(RequestRule[Lookup]):
 class DuplicateHandoff(PairRule[Received]):
     """Where two requests receive one hand-off (`received twice`)."""
 
-    id = "duplicate-load"
     needs_history = False
 
     def judge(self, event: Received, engine: Engine) -> Judgement:

@@ -111,7 +111,6 @@ class WrongChunks:
 
 
 class FailedLoadUsed(EngineRule[Schedule | StorePlan | Lookup | LoadPlan]):
-    id = "failed-load-used"
     State = WrongChunks
 
     def judge(self, event: Schedule | StorePlan | Lookup | LoadPlan, engine: Engine) -> Judgement:

@@ -27,7 +27,6 @@ NOT_ITS_OWN = {"aborted", "error"}
 class IncompleteLoad(RequestRule[Load | Schedule | RequestEnd | Xfer]):
     """Where a load brought fewer tokens than it was to bring (`short`)."""
 
-    id = "incomplete-load"
     needs_history = False
 
     def judge(self, event: Load | Schedule | RequestEnd | Xfer, account: Account) -> Judgement:
@@ -107,7 +106,6 @@ class Reads:
 class IncompleteReads(EngineRule[Received]):
     """Where a load is reported as received before its reads have ended (`unread`)."""
 
-    id = "incomplete-load"
     State = Reads
 
     def judge(self, event: Received, engine: Engine) -> Judgement:

@@ -8,8 +8,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class LoadRange(RequestRule[LoadPlan]):
-    id = "load-range"
-
     def judge(self, event: LoadPlan, account: Account) -> Judgement:
         alloc = account.evidence.allocs.get(event.connector_id)
         if alloc is None or event.epoch != account.epoch:

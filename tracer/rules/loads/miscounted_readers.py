@@ -37,7 +37,6 @@ class Readers:
 
 
 class MiscountedReaders(RequestRule[Sent | Xfer]):
-    id = "miscounted-readers"
     State = Readers
     needs_history = False
 

@@ -21,7 +21,6 @@ class Polled:
 
 
 class PollStarvation(EngineRule[Heartbeat]):
-    id = "poll-starvation"
     State = Polled
 
     def judge(self, event: Heartbeat, engine: Engine) -> Judgement:

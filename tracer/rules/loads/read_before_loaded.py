@@ -8,7 +8,6 @@ from kvtrail.tracer.rules.rule import EngineRule
 
 
 class ReadBeforeLoaded(EngineRule[Alloc | StorePlan]):
-    id = "read-before-loaded"
     only_with = "blocks_ids"
 
     def judge(self, event: Alloc | StorePlan, engine: Engine) -> Judgement:

@@ -11,7 +11,6 @@ ITS_OWN_END = {"stopped", "length_capped"}
 
 
 class RefusedHandoff(RequestRule[RequestEnd]):
-    id = "refused-handoff"
     only_with = "handoff"
 
     def judge(self, event: RequestEnd, account: Account) -> Judgement:

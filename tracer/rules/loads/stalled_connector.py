@@ -113,7 +113,6 @@ class GivenUps:
 
 
 class StalledConnector(EngineRule[Heartbeat | RequestEnd]):
-    id = "stalled-connector"
     State = GivenUps
 
     def judge(self, event: Heartbeat | RequestEnd, engine: Engine) -> Judgement:

@@ -29,8 +29,6 @@ class Completions:
 
 
 class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
-    id = "stray-completion"
-
     State = Completions
 
     def judge(self, event: Received | Sent | TransferEnd, account: Account) -> Judgement:

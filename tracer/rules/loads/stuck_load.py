@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 from kvtrail.tracer.events.events import Event
-from kvtrail.tracer.events.patience import of_connector
+from kvtrail.tracer.events.patience import MARGIN_S, of_connector
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import Drift
 from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
-MARGIN_S = 60.0
-"""How much later than the connector's own patience."""
 LEAST_TOKENS_PER_S = 1000.0
 """A store that loads less in all is of no use: the engine computes faster."""
 
@@ -30,7 +28,6 @@ def within_s(event: Event, tokens: int, engine: Engine) -> float:
 
 
 class StuckLoad(DeadlineRule):
-    id = "stuck-load"
     after_s = AFTER_S
 
     def pending(self, account: Account, engine: Engine) -> Pending | None:

@@ -8,8 +8,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class WrongResumeOffset(RequestRule[Schedule]):
-    id = "wrong-resume-offset"
-
     def judge(self, event: Schedule, account: Account) -> Judgement:
         evidence = account.evidence
         if evidence.schedule is not None or evidence.load_failed or event.epoch != account.epoch:

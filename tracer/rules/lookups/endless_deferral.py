@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-from kvtrail.tracer.events.patience import of_connector
+from kvtrail.tracer.events.patience import MARGIN_S, of_connector
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import Drift
 from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
-MARGIN_S = 60.0
-"""How much later than the connector's own patience."""
-
 
 class EndlessDeferral(DeadlineRule):
-    id = "endless-deferral"
     after_s = 120.0
     """How long a row of such answers may last: longer than a lookup in any store."""
 

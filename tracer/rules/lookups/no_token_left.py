@@ -8,7 +8,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class NoTokenLeft(RequestRule[Lookup]):
-    id = "no-token-left"
     needs_history = False
 
     def judge(self, event: Lookup, account: Account) -> Judgement:

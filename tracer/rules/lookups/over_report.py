@@ -9,7 +9,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class OverReport(RequestRule[Lookup]):
-    id = "over-report"
     needs_history = False
 
     def judge(self, event: Lookup, account: Account) -> Judgement:

@@ -9,8 +9,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class PartialHit(RequestRule[Lookup]):
-    id = "partial-hit"
-
     def judge(self, event: Lookup, account: Account) -> Judgement:
         answers = account.evidence.rank_lookups
         if not answers:

@@ -7,8 +7,6 @@ from kvtrail.tracer.rules.rule import EngineRule
 
 
 class PhantomHit(EngineRule[Lookup]):
-    id = "phantom-hit"
-
     def judge(self, event: Lookup, engine: Engine) -> Judgement:
         if not event.chunk_keys:
             return None

@@ -34,7 +34,6 @@ class Resets:
 
 
 class ResetHit(EngineRule[Lookup | StorePlan]):
-    id = "reset-hit"
     State = Resets
 
     def judge(self, event: Lookup | StorePlan, engine: Engine) -> Judgement:

@@ -9,8 +9,6 @@ from kvtrail.tracer.rules.stores.store_gap import hole
 
 
 class RetriedLookup(RequestRule[Store | StorePlan]):
-    id = "retried-lookup"
-
     def judge(self, event: Store | StorePlan, account: Account) -> Judgement:
         if type(event) is Store and event.role != SCHEDULER:
             return None

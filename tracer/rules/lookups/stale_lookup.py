@@ -27,7 +27,6 @@ def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
 
 
 class StaleLookup(RequestRule[Lookup]):
-    id = "stale-lookup"
     needs_history = False
 
     def judge(self, event: Lookup, account: Account) -> Judgement:

@@ -7,7 +7,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class StatsMismatch(RequestRule[Stats]):
-    id = "stats-mismatch"
     needs_history = False
 
     def judge(self, event: Stats, account: Account) -> Judgement:

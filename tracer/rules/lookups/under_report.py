@@ -7,8 +7,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class UnderReport(RequestRule[Lookup]):
-    id = "under-report"
-
     def judge(self, event: Lookup, account: Account) -> Judgement:
         answer, matched = event.answer, event.matched
         if answer is None or matched is None or event.error is not None or account.evidence.failed_ever:

@@ -7,8 +7,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class EarlyDrafts(RequestRule[Schedule]):
-    id = "early-drafts"
-
     def judge(self, event: Schedule, account: Account) -> Judgement:
         if not event.drafted or event.epoch or account.prompt is None or account.evidence.failed_ever:
             return None

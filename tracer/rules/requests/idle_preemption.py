@@ -24,7 +24,6 @@ class Preemptions:
 
 
 class IdlePreemption(EngineRule[Preempt]):
-    id = "idle-preemption"
     State = Preemptions
 
     def judge(self, event: Preempt, engine: Engine) -> Judgement:

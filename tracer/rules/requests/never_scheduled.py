@@ -10,7 +10,6 @@ ADMITTED_AFTER_S = 600.0
 
 
 class NeverScheduled(DeadlineRule):
-    id = "never-scheduled"
     after_s = 120.0
     """How long a request may wait for its first step after its load was received, while the scheduler could run it."""
 

@@ -24,7 +24,6 @@ class InStep:
 
 
 class StuckStep(EngineRule[Heartbeat]):
-    id = "stuck-step"
     State = InStep
     needs_history = False
 

@@ -38,7 +38,6 @@ class Fetches:
 
 
 class EvictedInUse(EngineRule[Alloc | LoadPlan | Evict | Prefetch]):
-    id = "evicted-in-use"
     State = Fetches
 
     def judge(self, event: Alloc | LoadPlan | Evict | Prefetch, engine: Engine) -> Judgement:

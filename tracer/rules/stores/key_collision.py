@@ -63,7 +63,6 @@ class Writers:
 
 
 class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
-    id = "key-collision"
     State = Writers
 
     def judge(self, event: Lookup | LoadPlan | StorePlan, engine: Engine) -> Judgement:

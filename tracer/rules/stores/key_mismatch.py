@@ -24,7 +24,6 @@ class Contents:
 
 
 class KeyMismatch(EngineRule[Key]):
-    id = "key-mismatch"
     State, shares_state = Contents, True  # engines that share a store must agree on keys
     needs_history = False
 

@@ -8,8 +8,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class LoadStoreOverlap(RequestRule[LoadPlan]):
-    id = "load-store-overlap"
-
     def judge(self, event: LoadPlan, account: Account) -> Judgement:
         if event.transfer_id is None or not event.has(Capability.EXCLUSIVE_TRANSFERS):
             return None

@@ -50,7 +50,6 @@ class OwnChunks:
 
 
 class SelfEviction(EngineRule[StorePlan]):
-    id = "self-eviction"
     State = OwnChunks
 
     def judge(self, event: StorePlan, engine: Engine) -> Judgement:

@@ -9,7 +9,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class StateBoundary(RequestRule[StorePlan]):
-    id = "state-boundary"
     only_with = "blocks_ids"
 
     def judge(self, event: StorePlan, account: Account) -> Judgement:

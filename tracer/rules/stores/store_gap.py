@@ -22,8 +22,6 @@ def held_until(connector_id: str, account: Account) -> int:
 
 
 class StoreGap(RequestRule[Store | StorePlan | RequestEnd]):
-    id = "store-gap"
-
     def judge(self, event: Store | StorePlan | RequestEnd, account: Account) -> Judgement:
         if type(event) is RequestEnd:
             return _judge_end(event, account)

@@ -7,7 +7,6 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class StoreUncomputed(RequestRule[StorePlan]):
-    id = "store-uncomputed"
     needs_history = False
 
     def judge(self, event: StorePlan, account: Account) -> Judgement:

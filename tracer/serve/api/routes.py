@@ -259,7 +259,7 @@ def _add_routes(api: APIRouter, process: Live, sender: OutboxSender | None, read
                 "title": page.title,
                 "severity": page.severity,
                 "text": page.invariant,
-                "hint": page.advice,
+                "hint": page.hint,
             }
             for rule, page in pages.every().items()
         ]
