@@ -172,8 +172,7 @@ class Reader(Protocol):
         sort: Sort = Sort.LATEST,
     ) -> list[StoredRequest]:
         """Requests that started at or after `since_ns` and before `before_ns`; `search` is a part of either id, or a whole
-        trace id, `engines` selects engines (None means any), and all conditions of `where` are met. A store may sort the
-        latest 20,000 of them only."""
+        trace id, `engines` selects engines (None means any), and all conditions of `where` are met."""
 
     def durations(self, which: Selection, *, of: str, step_ns: int) -> list[tuple[int, int, int]]:
         """A measure of time over time: for each interval of `step_ns`, by its number since 1970, and each bin of
@@ -196,11 +195,8 @@ class Reader(Protocol):
     def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
         """The `status` and `outcome` of the accounts of these requests, by engine and id, where they are known."""
 
-    def outcome_counts(
-        self, *, since_ns: int, before_ns: int, engines: Sequence[str] | None = None
-    ) -> list[tuple[str, str, str | None, int]]:
-        """How many requests started at or after `since_ns` and before `before_ns`, by engine, and by the `status` and
-        `outcome` of their accounts. The engine is empty for finished requests: their outcome does not depend on its state."""
+    def endings(self, which: Selection) -> list[tuple[str, str, int]]:
+        """How many of these requests each engine has with each ending, as `liveness.outcome.ending_of` gives it."""
 
     def spans_of(self, account: StoredRequest, *, limit: int = 20_000) -> list[Span]:
         """The spans of a request and the foreign spans of its trace, by time; the latest `limit` of them."""

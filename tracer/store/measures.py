@@ -21,26 +21,18 @@ COLUMNS = ("engine", "started_ns", *WORDS, *NUMBERS, *TOKENS, "tokens")
 """The columns of both databases, which `request_rows.measures_row` has."""
 
 
-def condition(each: Condition, parameter: str, of_cause: str) -> str:
-    """The SQL for a condition on a row of measures. `of_cause` is the SQL for the tokens of a cause, as a format string."""
-    if each.operator == AMONG:
-        return f"engine || ' ' || {each.name} IN {parameter}"
-    column = f"{each.name}_ns" if each.name in TIMES else each.name
-    return f"{column if column in COLUMNS else of_cause.format(each.name)} {each.operator} {parameter}"
-
-
-def value_of(each: Condition) -> Any:
-    """The value of a condition, as a parameter."""
-    return [*each.value] if isinstance(each.value, tuple) else each.value
-
-
 def conditions(where: Iterable[Condition], of_cause: str) -> dict[str, Any]:
-    """These conditions in shared SQL, each with its value."""
-    found = {}
+    """These conditions on a row of measures in shared SQL, each with its value. `of_cause` is the SQL for the tokens of a
+    cause, as a format string."""
+    found: dict[str, Any] = {}
     for number, each in enumerate(where):
-        value = value_of(each)
-        type_ = "Array(String)" if isinstance(value, list) else "String" if isinstance(value, str) else "Int64"
-        found[condition(each, f"{{value{number}:{type_}}}", of_cause)] = value
+        if each.operator == AMONG:
+            found[f"engine || ' ' || {each.name} IN {{value{number}:Array(String)}}"] = each.value
+            continue
+        column = f"{each.name}_ns" if each.name in TIMES else each.name
+        measured = column if column in COLUMNS else of_cause.format(each.name)
+        type_ = "String" if isinstance(each.value, str) else "Int64"
+        found[f"{measured} {each.operator} {{value{number}:{type_}}}"] = each.value
     return found
 
 
@@ -66,6 +58,10 @@ class MeasureReader(Database):
     def count(self, which: Selection) -> int:
         selected, values = self.selected(which)
         return int(self.ask(f"SELECT count(*) {selected}", **values)[0][0])
+
+    def endings(self, which: Selection) -> list[tuple[str, str, int]]:
+        selected, values = self.selected(which)
+        return self.ask(f"SELECT engine, ending, count(*) {selected} GROUP BY engine, ending", **values)
 
     def groups(
         self, which: Selection, *, by: By, of: str, limit: int, names: Collection[str] | None = None

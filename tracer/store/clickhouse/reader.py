@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from kvtrail.tracer.store import StoreError, findings, sums
-from kvtrail.tracer.store.clickhouse import handoffs, lanes, measures, requests, schema, spans
+from kvtrail.tracer.store.clickhouse import handoffs, lanes, measures, schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Database
 from kvtrail.tracer.store.engines import EngineReader
 from kvtrail.tracer.store.handoffs import HandoffRow
@@ -14,7 +14,6 @@ from kvtrail.tracer.store.handoffs import HandoffRow
 
 class ClickHouseReader(
     spans.SpanReader,
-    requests.RequestReader,
     findings.FindingReader,
     lanes.LaneReader,
     measures.MeasureReader,
