@@ -46,6 +46,8 @@ class MeasureReader(Database):
     of_cause: str
 
     def durations(self, which: Selection, *, of: str, step_ns: int) -> list[tuple[int, int, int]]:
+        """A measure of time over time: for each interval of `step_ns`, by its number since 1970, and each bin of
+        `store.duration_bins`, the number of requests that started in it; none where it is zero."""
         selected, values = self.selected(which)
         rows = self.ask(
             f"SELECT {self.divided.format('started_ns', '{step_ns:Int64}')} AS stretch, {_bins(of)} {selected}"
@@ -56,16 +58,19 @@ class MeasureReader(Database):
         return [tuple(row) for row in rows]
 
     def count(self, which: Selection) -> int:
+        """How many requests these are."""
         selected, values = self.selected(which)
         return int(self.ask(f"SELECT count(*) {selected}", **values)[0][0])
 
     def endings(self, which: Selection) -> list[tuple[str, str, int]]:
+        """How many of these requests each engine has with each ending, as `liveness.outcome.ending_of` gives it."""
         selected, values = self.selected(which)
         return self.ask(f"SELECT engine, ending, count(*) {selected} GROUP BY engine, ending", **values)
 
     def groups(
         self, which: Selection, *, by: By, of: str, limit: int, names: Collection[str] | None = None
     ) -> list[Group]:
+        """The largest groups of these requests, with this measure of time, the largest first; with `names`, of these."""
         selected, values = self.selected(which)
         if names is not None:
             selected += f" AND {by} IN {{wanted:Array(String)}}"

@@ -76,6 +76,8 @@ class RequestReader(Database):
         return conditions, values
 
     def totals(self) -> dict[str, int]:
+        """Over all requests: `requests`, `running`, `lookups`, `matched`, `loaded`, `stored`, `preemptions`, `drifting`
+        and `findings`."""
         counted = {
             "requests": "count(*)",
             "running": "count(*) - count(ended_ns)",
@@ -103,6 +105,8 @@ class RequestReader(Database):
         where: Sequence[Condition] = (),
         sort: Sort = Sort.LATEST,
     ) -> list[StoredRequest]:
+        """Requests that started at or after `since_ns` and before `before_ns`; `search` is a part of either id, or a whole
+        trace id, `engines` selects engines (None means any), and all conditions of `where` are met."""
         conditions, values = self.meeting(
             search=search,
             status=status,
@@ -120,6 +124,7 @@ class RequestReader(Database):
         return self._requests_in(self.ask(select, limit=limit, **values))
 
     def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
+        """The `status` and `outcome` of the accounts of these requests, by engine and id, where they are known."""
         found: dict[tuple[str, str], tuple[str, str | None]] = {}
         wanted = iter(of)
         while some := [*islice(wanted, ASKED_TOGETHER)]:
@@ -132,6 +137,7 @@ class RequestReader(Database):
         return found
 
     def request(self, request: str, *, engine: str = "") -> StoredRequest | None:
+        """One request by its engine's or external id; the latest one if an external id was used twice."""
         for conditions in (
             {"(request = {id:String} OR external = {id:String})": request},
             self.of_trace(request),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -247,3 +249,17 @@ def test_export_names_what_it_did_not_read_and_does_not_understand(tmp_path: Pat
     assert result.exit_code == 0
     assert f"not read: {path}:2:" in result.output
     assert "not understood: kv.dream, " in result.output
+
+
+def test_more_files_are_read_than_a_process_may_have_open(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.jsonl" for number in range(300)]
+    for path in paths:
+        path.write_text(collector.line(EVENTS))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, highest + 250), hard))
+    try:
+        result = audit(paths)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (result.events, result.repeated, result.unreadable) == (len(EVENTS), 299 * len(EVENTS), [])

@@ -15,7 +15,8 @@ from kvtrail.tracer.model.known import KnownFindings, place_of
 from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
-from kvtrail.tracer.store import Reader, Selection
+from kvtrail.tracer.store import Selection
+from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.request_rows import StoredRequest
 
 _OF_ENGINE = ("service", "model")

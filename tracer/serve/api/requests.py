@@ -25,7 +25,8 @@ from kvtrail.tracer.model.findings import Finding, Unknown
 from kvtrail.tracer.serve.api.filters import MAX_NS, Where
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process_state import Live
-from kvtrail.tracer.store import FindingFilter, Reader, Sort
+from kvtrail.tracer.store import FindingFilter, Sort
+from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.request_rows import StoredRequest
 
 MAX_FINDINGS = 1000

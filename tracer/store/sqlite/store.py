@@ -16,9 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvtrail.tracer.store import Batch, StoreError, StoreInUse, findings, sums
+from kvtrail.tracer.store import Batch, StoreError, StoreInUse
 from kvtrail.tracer.store.engines import EngineReader
 from kvtrail.tracer.store.queries import an_object
+from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.request_rows import RequestRow
 from kvtrail.tracer.store.sqlite import lanes, log, measures, opening, quota, recall, requests, spans, tables
 from kvtrail.tracer.store.sqlite.database import Database, pragma
@@ -344,16 +345,8 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             return super().rows(select, values)
 
 
-class SqliteReader(
-    spans.SpanReader,
-    findings.FindingReader,
-    sums.SumReader,
-    lanes.LaneReader,
-    measures.MeasureReader,
-    EngineReader,
-    Database,
-):
-    """The reading side: a `Reader`. What ClickHouse is asked in the same words is in `kvtrail.tracer.store`."""
+class SqliteReader(spans.SpanReader, lanes.LaneReader, measures.MeasureReader, Reader):
+    """The reading side."""
 
     pairs = "json_group_object(measure, total)"
     by_index = "INDEXED BY findings_in_time"

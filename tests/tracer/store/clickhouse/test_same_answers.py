@@ -22,9 +22,10 @@ from kvtrail.tracer.liveness.outcome import of_ending, outcome_of
 from kvtrail.tracer.model import conditions
 from kvtrail.tracer.model.grouping import OF_REQUESTS, By
 from kvtrail.tracer.model.outcomes import Outcome
-from kvtrail.tracer.store import FindingFilter, Reader, Selection, Sort
+from kvtrail.tracer.store import FindingFilter, Selection, Sort
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.duration_bins import percentile
+from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.request_rows import StoredRequest
 from kvtrail.tracer.store.requests import ASKED_TOGETHER
 
