@@ -1,4 +1,4 @@
-"""Where spans, accounts and findings are stored: one reading side (`reader`), so that another database can serve the same API.
+"""Where spans, accounts and findings are stored: one reading side (`reader`) for the API, whichever database it is.
 
 In: batches from the pipeline. Out: what the API asks for. `sqlite` is the store of one tracer: a log of received spans, and
 beside it what is derived from them. `clickhouse` is that of a fleet.

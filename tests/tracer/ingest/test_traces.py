@@ -17,13 +17,12 @@ import zstandard
 from click.testing import CliRunner
 from google.protobuf.json_format import MessageToJson
 from history import history
-from wire import as_request, encoded
+from wire import as_request, encoded, to_json_line
 
 from kvtrail.__main__ import main
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.audit import Audit, audit
 from kvtrail.tracer.history.history import load
-from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace
 
 DRIFT = (
@@ -233,7 +232,7 @@ def _following(attribute: dict[str, Any]) -> dict[str, Any]:
 
 def test_an_attribute_of_another_kind_is_not_understood_either(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    data = json.loads(otlp_json.to_json_line(encoded(EVENTS)))
+    data = json.loads(to_json_line(encoded(EVENTS)))
     spans = data["resourceSpans"][0]["scopeSpans"][0]["spans"]
     spans[0]["attributes"].append({"key": "kvtrail.refs", "value": {"intValue": "7"}})
     path.write_text(json.dumps(data, separators=(",", ":")))

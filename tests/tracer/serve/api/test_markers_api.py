@@ -21,7 +21,7 @@ from kvtrail.tracer.serve.api.markers import STEPS
 from kvtrail.tracer.serve.api.process_state import FleetProcess
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.store.clickhouse import markers
+from kvtrail.tracer.store.engines import MARKER_COLUMNS
 
 S = 10**9
 MINUTE_NS = 60 * S
@@ -106,7 +106,7 @@ def test_a_fleet_has_the_markers_of_all_tracers(tmp_path: Path) -> None:
         assert [each.settings for each in tracer.fleet.launches() if each.engine == name] == [own[0].settings]
     reader = tracer.fleet
     old = ("note 1", "note", time.time_ns(), "", "load test", 1)  # as an earlier kvtrail wrote it
-    reader.connection.insert(markers.TABLE, markers.COLUMNS, [old])
+    reader.insert("kvtrail_markers", (*MARKER_COLUMNS, "earliest"), [old])
     client = TestClient(application(FleetProcess(reader, Metrics().internal_errors), reader, Metrics()))
     found = client.get("/api/markers").json()
     assert {each["kind"] for each in found} == {"deploy", "drop"}
