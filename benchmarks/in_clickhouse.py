@@ -19,10 +19,11 @@ from pathlib import Path
 from big_traffic import batches
 
 from kvtrail.tracer.ledger.lanes import Window
-from kvtrail.tracer.store import Batch, FindingFilter, Reader
+from kvtrail.tracer.store import Batch, FindingFilter
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
+from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 A_BATCH, A_PARCEL = 1000, 8

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from wire import to_json_line
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from bare_scheduler import storm
@@ -72,7 +74,7 @@ def record(path: Path, level: str, requests: int) -> None:
         assert each.dropped == 0
         each.close()
     recorder._recorders.clear()
-    path.write_text("".join(f"{otlp_json.to_json_line(payload)}\n" for payload in memory.payloads))
+    path.write_text("".join(f"{to_json_line(payload)}\n" for payload in memory.payloads))
 
 
 def by_google(path: Path, *, judged: bool) -> int:

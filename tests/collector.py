@@ -7,16 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import zstandard
-from wire import encoded
+from wire import encoded, to_json_line
 
 from kvtrail.tracer.events.events import Event
-from kvtrail.tracer.ingest import otlp_json
 
 
 def line(events: Sequence[Event], *foreign: dict[str, Any]) -> str:
     """A line with the fields and in the order in which the Collector's own JSON has them; `foreign` are spans of another
     scope, after ours."""
-    data = json.loads(otlp_json.to_json_line(encoded(events)))
+    data = json.loads(to_json_line(encoded(events)))
     (resource_spans,) = data["resourceSpans"]
     (scope_spans,) = resource_spans["scopeSpans"]
     scope_spans["spans"] = [{"status": {}, **_reordered(span)} for span in scope_spans["spans"]]

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 from history import goodbyes, history
-from wire import encoded
+from wire import encoded, to_json_line
 
 from kvtrail.__main__ import main
-from kvtrail.tracer.ingest import otlp_json
 
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
 DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nA 256\nend"
@@ -34,7 +33,7 @@ def write(path: Path, *texts: str, a_line_each: bool = False, goodbye: bool = Tr
         events = history(text, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")
         events += goodbyes(events) if goodbye else []
         batches = [[e] for e in events] if a_line_each else [events]
-        lines += [otlp_json.to_json_line(encoded(batch)) for batch in batches]
+        lines += [to_json_line(encoded(batch)) for batch in batches]
     random.Random(0).shuffle(lines)
     path.write_text("\n".join(lines) + "\n")
     return path

@@ -24,6 +24,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Status
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
+from wire import to_json_line
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import FIELDS, KEYS, STEP_FIELDS
@@ -439,7 +440,7 @@ class Sidecar:
         way = dice.random()
         if way < 0.05:
             for part in parts:
-                line = json.loads(otlp_json.to_json_line(Request(resource_spans=[part]).SerializeToString()))
+                line = json.loads(to_json_line(Request(resource_spans=[part]).SerializeToString()))
                 innocent = _is_innocent(line)
                 self.refused += 0 if innocent else damaged_json(dice, line)
                 answer = client.post(

@@ -260,6 +260,9 @@ class _Timed:
         self._seen: dict[str, int] = {}
         """The last step in which the engine knew an id."""
 
+    def others_share_failed(self, request_id: str) -> bool:
+        return self._stage.others_share_failed(request_id)
+
     @property
     def steps(self) -> int:
         return self._stage.steps

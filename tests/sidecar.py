@@ -15,7 +15,7 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
-from kvtrail.tracer.store import Reader
+from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 

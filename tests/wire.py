@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from google.protobuf.json_format import MessageToJson
 from history import BLOCK_SIZE
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -63,3 +66,20 @@ def as_request(events: Sequence[Event]) -> ExportTraceServiceRequest:
 def as_payload(spans: Sequence[Span]) -> bytes:
     """The bytes of an `ExportTraceServiceRequest` with spans of anybody."""
     return otlp_json.to_protobuf(json.loads(otlp_json.spans_to_json_line(spans)))
+
+
+def to_json_line(payload: bytes) -> str:
+    """A request in binary form as one line of a trace file, as other programs write it, without the newline."""
+    request = ExportTraceServiceRequest.FromString(payload)
+    text: str = MessageToJson(request, indent=None, ensure_ascii=False, use_integers_for_enums=True)
+    return json.dumps(_with_hex_ids(json.loads(text)), separators=(",", ":"), ensure_ascii=False)
+
+
+def _with_hex_ids(data: Any) -> Any:
+    """OTLP's JSON from that of Google's writer, which has base64 ids."""
+    if isinstance(data, dict):
+        return {
+            key: base64.b64decode(item).hex() if key in ("traceId", "spanId", "parentSpanId") else _with_hex_ids(item)
+            for key, item in data.items()
+        }
+    return [_with_hex_ids(item) for item in data] if isinstance(data, list) else data

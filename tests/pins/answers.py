@@ -14,7 +14,8 @@ from fastapi.testclient import TestClient
 
 from kvtrail.tracer.model.grouping import OF_REQUESTS
 from kvtrail.tracer.model.outcomes import Outcome
-from kvtrail.tracer.store import Reader, Sort
+from kvtrail.tracer.store import Sort
+from kvtrail.tracer.store.reader import Reader
 from pins import plain, written
 from pins.day import BEGIN_NS, DIGEST, HOUR_NS, MINUTE_NS, NOW_NS, Day
 

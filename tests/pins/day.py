@@ -30,7 +30,7 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.tenants import TenantNames
-from kvtrail.tracer.store import Reader
+from kvtrail.tracer.store.reader import Reader
 
 S = 10**9
 MINUTE_NS, HOUR_NS = 60 * S, 3600 * S

@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
-from google.protobuf.json_format import MessageToJson, ParseDict, ParseError
+from google.protobuf.json_format import ParseDict, ParseError
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import astuple
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -178,17 +178,10 @@ def to_protobuf(data: Any) -> bytes:
     if not isinstance(data, dict) or ("resourceSpans" not in data and "resource_spans" not in data):
         raise MalformedOtlp("not an OTLP trace request: no resourceSpans")
     try:
-        request = ParseDict(_with_ids(data, _to_base64), ExportTraceServiceRequest(), ignore_unknown_fields=True)
+        request = ParseDict(_with_base64_ids(data), ExportTraceServiceRequest(), ignore_unknown_fields=True)
     except (ParseError, ValueError, TypeError, RecursionError) as error:
         raise MalformedOtlp(f"not an OTLP trace request: {error}") from error
     return request.SerializeToString()
-
-
-def to_json_line(payload: bytes) -> str:
-    """A request in binary form as one line of a trace file, without the newline."""
-    request = ExportTraceServiceRequest.FromString(payload)
-    text: str = MessageToJson(request, indent=None, ensure_ascii=False, use_integers_for_enums=True)
-    return json.dumps(with_hex_ids(json.loads(text)), separators=(",", ":"), ensure_ascii=False)
 
 
 def spans_to_json_line(spans: Iterable[Span]) -> str:
@@ -259,27 +252,18 @@ def _value_to_json(item: Any) -> dict[str, Any]:
             return {"stringValue": str(item)}
 
 
-def _with_ids(data: Any, change: Callable[[str], str]) -> Any:
-    """JSON data with its ids changed."""
+def _with_base64_ids(data: Any) -> Any:
+    """OTLP's JSON as Google's parser reads it."""
     if isinstance(data, dict):
         return {
-            key: change(item) if key in _IDS and isinstance(item, str) else _with_ids(item, change)
+            key: _to_base64(item) if key in _IDS and isinstance(item, str) else _with_base64_ids(item)
             for key, item in data.items()
         }
     if isinstance(data, list):
-        return [_with_ids(item, change) for item in data]
+        return [_with_base64_ids(item) for item in data]
     return data
-
-
-def with_hex_ids(data: Any) -> Any:
-    """OTLP's JSON from that of Google's writer, which has base64 ids."""
-    return _with_ids(data, _to_hex)
 
 
 def _to_base64(text: str) -> str:
     """Writers that know protobuf's JSON, but not OTLP's, leave ids in base64, with a padding that no hexadecimal id has."""
     return text if text.endswith("=") else base64.b64encode(bytes.fromhex(text)).decode()
-
-
-def _to_hex(text: str) -> str:
-    return base64.b64decode(text).hex()

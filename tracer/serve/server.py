@@ -29,10 +29,11 @@ from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.serve.tokens import Access, TokenFile
-from kvtrail.tracer.store import Reader, StoreError
+from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
+from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.sqlite.outbox import Outbox
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 

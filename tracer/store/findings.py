@@ -42,13 +42,18 @@ class FindingReader(Database):
     def findings(
         self, which: FindingFilter = EVERY, *, limit: int = 100, oldest_first: bool = False
     ) -> list[dict[str, Any]]:
+        """Findings, by when they were last seen: latest or oldest first."""
         return self._bodies(*self._first("body", which, limit, "ASC" if oldest_first else "DESC"))
 
     def findings_in_brief(self, which: FindingFilter = EVERY, *, limit: int) -> list[dict[str, Any]]:
+        """Of each finding, latest first: its `id`, `rule`, `severity`, `engine`, `connector` and `request`, how often it was
+        seen (`count`) and how often it was `healed`: what is needed to count what many of them did."""
         select, values = self._first(", ".join(_BRIEF), which, limit, "DESC")
         return [dict(zip(_BRIEF, row, strict=True)) for row in self.ask(select, **values)]
 
     def finding_counts(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[tuple[Place, str, int, int]]:
+        """The number of findings by place, severity and interval of `step_ns`: these three, the last by its beginning, and
+        the number. A finding counts where it was last seen."""
         conditions, values = _conditions(which)
         begin = f"{self.divided.format('last_ns', '{step_ns:Int64}')} * {{step_ns:Int64}}"
         rows = self.ask(
@@ -61,6 +66,7 @@ class FindingReader(Database):
         return [(Place(*place), severity, at_ns, number) for *place, severity, at_ns, number in rows]
 
     def sightings(self) -> list[Sighting]:
+        """When the findings of each place were first and last seen, over all time."""
         rows = self.ask(
             "SELECT rule, engine, connector, min(first_ns), max(last_ns)"
             f" FROM {self.table('findings')} {self.by_index} GROUP BY rule, engine, connector ORDER BY 1, 2, 3"
@@ -68,6 +74,7 @@ class FindingReader(Database):
         return [Sighting(Place(*place), first_ns, last_ns) for *place, first_ns, last_ns in rows]
 
     def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
+        """The findings of these lanes, and those of the window that concern no request."""
         marked = {(lane.engine, lane.request) for lane in lanes if lane.findings}
         select, requests = (
             f"SELECT body FROM {self.table('findings')} WHERE",

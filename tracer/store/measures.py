@@ -21,26 +21,18 @@ COLUMNS = ("engine", "started_ns", *WORDS, *NUMBERS, *TOKENS, "tokens")
 """The columns of both databases, which `request_rows.measures_row` has."""
 
 
-def condition(each: Condition, parameter: str, of_cause: str) -> str:
-    """The SQL for a condition on a row of measures. `of_cause` is the SQL for the tokens of a cause, as a format string."""
-    if each.operator == AMONG:
-        return f"engine || ' ' || {each.name} IN {parameter}"
-    column = f"{each.name}_ns" if each.name in TIMES else each.name
-    return f"{column if column in COLUMNS else of_cause.format(each.name)} {each.operator} {parameter}"
-
-
-def value_of(each: Condition) -> Any:
-    """The value of a condition, as a parameter."""
-    return [*each.value] if isinstance(each.value, tuple) else each.value
-
-
 def conditions(where: Iterable[Condition], of_cause: str) -> dict[str, Any]:
-    """These conditions in shared SQL, each with its value."""
-    found = {}
+    """These conditions on a row of measures in shared SQL, each with its value. `of_cause` is the SQL for the tokens of a
+    cause, as a format string."""
+    found: dict[str, Any] = {}
     for number, each in enumerate(where):
-        value = value_of(each)
-        type_ = "Array(String)" if isinstance(value, list) else "String" if isinstance(value, str) else "Int64"
-        found[condition(each, f"{{value{number}:{type_}}}", of_cause)] = value
+        if each.operator == AMONG:
+            found[f"engine || ' ' || {each.name} IN {{value{number}:Array(String)}}"] = each.value
+            continue
+        column = f"{each.name}_ns" if each.name in TIMES else each.name
+        measured = column if column in COLUMNS else of_cause.format(each.name)
+        type_ = "String" if isinstance(each.value, str) else "Int64"
+        found[f"{measured} {each.operator} {{value{number}:{type_}}}"] = each.value
     return found
 
 
@@ -54,6 +46,8 @@ class MeasureReader(Database):
     of_cause: str
 
     def durations(self, which: Selection, *, of: str, step_ns: int) -> list[tuple[int, int, int]]:
+        """A measure of time over time: for each interval of `step_ns`, by its number since 1970, and each bin of
+        `store.duration_bins`, the number of requests that started in it; none where it is zero."""
         selected, values = self.selected(which)
         rows = self.ask(
             f"SELECT {self.divided.format('started_ns', '{step_ns:Int64}')} AS stretch, {_bins(of)} {selected}"
@@ -64,12 +58,19 @@ class MeasureReader(Database):
         return [tuple(row) for row in rows]
 
     def count(self, which: Selection) -> int:
+        """How many requests these are."""
         selected, values = self.selected(which)
         return int(self.ask(f"SELECT count(*) {selected}", **values)[0][0])
+
+    def endings(self, which: Selection) -> list[tuple[str, str, int]]:
+        """How many of these requests each engine has with each ending, as `liveness.outcome.ending_of` gives it."""
+        selected, values = self.selected(which)
+        return self.ask(f"SELECT engine, ending, count(*) {selected} GROUP BY engine, ending", **values)
 
     def groups(
         self, which: Selection, *, by: By, of: str, limit: int, names: Collection[str] | None = None
     ) -> list[Group]:
+        """The largest groups of these requests, with this measure of time, the largest first; with `names`, of these."""
         selected, values = self.selected(which)
         if names is not None:
             selected += f" AND {by} IN {{wanted:Array(String)}}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvtrail.tracer.store import Reader, StoreError
+from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
+from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.sqlite.opening import check_file
 from kvtrail.tracer.store.sqlite.store import SqliteReader
 

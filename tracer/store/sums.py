@@ -25,6 +25,11 @@ class SumReader(Database):
         raise NotImplementedError
 
     def savings(self, *, since_ns: int, until_ns: int, stretch_s: int = 1) -> list[SavingsRow]:
+        """The sums of a range of time by interval, engine, connector and epoch.
+
+        An interval is a minute, or an hour in ranges longer than six hours, and the first one is always complete.
+        `stretch_s` asks for longer ones, which are multiples of these.
+        """
         step_s = interval_s(since_ns, until_ns)
         begin = f"{self.divided.format('at_s', '{stretch_s:Int64}')} * {{stretch_s:Int64}}"
         # Summed up before the measures are put together: a range of hours has many more minutes than stretches.
@@ -47,6 +52,7 @@ class SumReader(Database):
         ]
 
     def wasted(self, by: Sequence[By], which: WasteFilter, *, limit: int) -> list[WasteSum]:
+        """What admissions computed again, summed up by one or more labels, the most tokens first."""
         columns = ", ".join(by)
         conditions, values = all_of(
             {
@@ -69,6 +75,8 @@ class SumReader(Database):
         return [WasteSum(tuple(row[: len(by)]), *row[len(by) :]) for row in rows]
 
     def wasted_from(self, which: WasteFilter, *, limit: int) -> int:
+        """When the first of the latest `limit` rows of `wasted` that the filter selects by time was admitted; its `since_ns`
+        where there are no more."""
         rows = self.ask(
             f"SELECT at_ns FROM {self.table('waste')} WHERE at_ns >= {{since_ns:Int64}} AND at_ns < {{until_ns:Int64}}"
             " ORDER BY at_ns DESC LIMIT 1 OFFSET {limit:UInt64}",

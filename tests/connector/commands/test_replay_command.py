@@ -16,9 +16,7 @@ from click.testing import Result
 from history import history
 from processes import until
 from terminals import Terminal
-from wire import encoded
-
-from kvtrail.tracer.ingest import otlp_json
+from wire import encoded, to_json_line
 
 RECORDED = Path(__file__).parents[2] / "golden/preempted.jsonl"
 DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nb: L 64 c0 h0 -> 0\nL 749 c336 h256 -> 256 cached\nA 256\nend"
@@ -35,7 +33,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def write(path: Path, text: str) -> Path:
-    path.write_text(otlp_json.to_json_line(encoded(history(text))) + "\n")
+    path.write_text(to_json_line(encoded(history(text))) + "\n")
     return path
 
 

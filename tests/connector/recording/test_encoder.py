@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
-from wire import encoded
+from wire import encoded, to_json_line
 
 from kvtrail.connector.recording import encoder as encoder_module
 from kvtrail.connector.recording.contexts import RequestContext, root_ids
@@ -32,7 +32,7 @@ LOST = {"span_id", "trace_id", "external"}  # made by the encoder
 
 def as_json(payload: bytes) -> list[Span]:
     """Its spans, written as OTLP JSON and read again."""
-    return otlp_json.JsonDecoder().spans(otlp_json.to_json_line(payload))
+    return otlp_json.JsonDecoder().spans(to_json_line(payload))
 
 
 @given(

@@ -10,9 +10,8 @@ import pytest
 from command_line import run
 from evicted_story import ABOUT, CHUNK, STORY
 from history import goodbyes, history
-from wire import encoded
+from wire import encoded, to_json_line
 
-from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
@@ -23,7 +22,7 @@ def trace(tmp_path: Path) -> str:
     events = history(STORY, chunk=CHUNK)
     path = tmp_path / "t.jsonl"
     payload = encoded([*events, *goodbyes(events)], ABOUT)
-    path.write_text(otlp_json.to_json_line(payload) + "\n")
+    path.write_text(to_json_line(payload) + "\n")
     return str(path)
 
 

@@ -16,10 +16,9 @@ import pytest
 from command_line import DRIFT, OK, run, write
 from history import history
 from processes import SLOW_S
-from wire import encoded
+from wire import encoded, to_json_line
 
 from kvtrail.__main__ import COMMANDS, GROUPS
-from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.rules import pages
 
 ROOT = Path(__file__).parents[3]
@@ -197,8 +196,8 @@ def test_a_report_that_cannot_be_written_is_no_drift(tmp_path: Path, monkeypatch
 def test_several_files_and_gzip_are_one_history(tmp_path: Path) -> None:
     events = history(DRIFT)
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"
-    first.write_text(otlp_json.to_json_line(encoded(events[4:])))
-    second.write_bytes(gzip.compress(otlp_json.to_json_line(encoded(events[:4])).encode()))
+    first.write_text(to_json_line(encoded(events[4:])))
+    second.write_bytes(gzip.compress(to_json_line(encoded(events[:4])).encode()))
     result = run("audit", "--json", str(first), str(second), str(first))
     report = json.loads(result.output)
     assert (report["missing"], report["repeated"], report["drift"]) == (0, len(events) - 4, True)

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from command_line import DRIFT, OK, run, write
 from history import history
-from wire import encoded
+from wire import encoded, to_json_line
 
 from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.history.history import load
-from kvtrail.tracer.ingest import otlp_json
 
 
 def test_a_drifting_trace_becomes_a_small_one_that_explains_itself(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_a_defect_of_ours_is_not_taken_for_the_absence_of_findings(
 
 def test_what_was_not_read_and_not_kept_is_reported(tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    data = json.loads(otlp_json.to_json_line(encoded(history(DRIFT))))
+    data = json.loads(to_json_line(encoded(history(DRIFT))))
     spans = data["resourceSpans"][0]["scopeSpans"]
     newer = {**spans[0]["spans"][0], "name": "kv.from.the.future", "spanId": "00000000000000aa"}
     spans[0]["spans"].append(newer)

@@ -10,13 +10,12 @@ import pytest
 from history import history, judge
 from hypothesis import given
 from hypothesis import strategies as st
-from wire import encoded
+from wire import encoded, to_json_line
 
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.audit import audit
 from kvtrail.tracer.history.offline import OfflineDetector, TooLate
-from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ledger.ordering import SeenNumbers
 from kvtrail.tracer.model.findings import Verdict
 
@@ -131,7 +130,7 @@ def test_an_audit_is_the_same_for_any_order_of_lines_and_files(seed: int, tmp_pa
         event.sequence = event.request_sequence = number
     lost = rng.randrange(len(events)) if seed % 3 == 0 else None
     remaining = [event for number, event in enumerate([*events, *workers]) if number != lost]
-    lines = [otlp_json.to_json_line(encoded([event])) for event in remaining]
+    lines = [to_json_line(encoded([event])) for event in remaining]
     paths = [tmp_path / name for name in "abc"]
     paths[0].write_text("\n".join(lines))
     in_order = audit(paths[:1]).as_dict()
@@ -149,7 +148,7 @@ def test_an_audit_is_the_same_for_any_order_of_lines_and_files(seed: int, tmp_pa
 def test_the_same_file_twice_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     events = requests(OK, DRIFT, OK)
-    path.write_text("\n".join(otlp_json.to_json_line(encoded([event])) for event in events))
+    path.write_text("\n".join(to_json_line(encoded([event])) for event in events))
     once, twice = audit([path]), audit([path, path])
     assert (twice.events, twice.repeated, twice.missing) == (len(events), len(events), 0)
     assert (twice.verdicts, twice.checks) == (once.verdicts, once.checks)

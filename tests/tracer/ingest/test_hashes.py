@@ -7,7 +7,7 @@ import json
 import pytest
 from history import history
 from msgspec.structs import replace as changed
-from wire import encoded
+from wire import encoded, to_json_line
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import KEYS, Event, PrefixCache, RequestStart
@@ -42,7 +42,7 @@ def test_bytes_go_both_ways_in_both_encodings() -> None:
     assert isinstance(cache, PrefixCache)
     assert (start.block_hashes, start.block_first, start.block_after) == (HASHES, 2, b"\xff" * semconv.HASH_BYTES)
     assert (cache.cache_changes, cache.block_hashes, cache.cache_whole) == ((2, -1, 0), HASHES, True)
-    line = otlp_json.to_json_line(payload)
+    line = to_json_line(payload)
     assert said(JsonDecoder().decoded(line).events) == said(binary.events) == said(reported())
     again = otlp_json.spans_to_json_line(ProtobufDecoder().spans(payload))
     assert said(JsonDecoder().decoded(again).events) == said(reported())

@@ -11,7 +11,7 @@ import google_parser
 import pytest
 from history import history
 from msgspec import DecodeError, structs
-from wire import encoded
+from wire import encoded, to_json_line
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.spans import Span
@@ -43,7 +43,7 @@ sent
 """
 EVENTS = history(STORY)
 LINES = {
-    "ours": otlp_json.to_json_line(encoded(EVENTS)),
+    "ours": to_json_line(encoded(EVENTS)),
     "collector": collector.line(EVENTS),
     "mixed": collector.line(EVENTS, {**collector.foreign_span(1), "links": []}),
     "linked": collector.line(EVENTS, collector.foreign_span(1)),

@@ -13,13 +13,14 @@ from memory import MemoryTransport, a_recorder, a_request
 from msgspec.structs import asdict, replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import SLOW_S
+from wire import to_json_line
 
 from kvtrail.connector.recording.encoder import Encoder, attribute, key_value
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Lookup, Schedule
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.spans import Span
-from kvtrail.tracer.ingest import decode, otlp_json, protobuf, steps
+from kvtrail.tracer.ingest import decode, protobuf, steps
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.block_table import blocks_by_group
@@ -111,7 +112,7 @@ def test_an_older_recorder_says_nothing_of_the_blocks_of_several_groups() -> Non
 def test_all_readers_take_the_same_events_out_of_it() -> None:
     payload = recorded()
     by_span = [event for span in protobuf.spans(payload) if (event := decode.from_span(span)) is not None]
-    line = otlp_json.to_json_line(payload)
+    line = to_json_line(payload)
     by_json = [event for span in JsonDecoder().spans(line) if (event := decode.from_span(span)) is not None]
     assert [asdict(event) for event in ProtobufDecoder().decoded(payload).events] == [
         asdict(event) for event in by_span
@@ -147,7 +148,7 @@ def test_columns_are_read_as_they_were_recorded(rows: list[Any], groups: int) ->
     recorder.close(SLOW_S)
     resource = {semconv.ENGINE_ID.key: "engine", semconv.RECORDER_ID.key: recorder.id}
     (payload,) = Encoder(resource, 2**63 - 3, 0).requests(marshal.loads(marshal.dumps(waiting[:1])), 1)
-    for decoded in (ProtobufDecoder().decoded(payload), JsonDecoder().decoded(otlp_json.to_json_line(payload))):
+    for decoded in (ProtobufDecoder().decoded(payload), JsonDecoder().decoded(to_json_line(payload))):
         assert decoded.malformed == []
         assert [
             (e.request, e.epoch, e.computed, e.scheduled, e.drafted, blocks_by_group(e))
@@ -174,7 +175,7 @@ def test_columns_are_read_as_they_were_recorded(rows: list[Any], groups: int) ->
 )
 def test_columns_that_do_not_fit_cost_this_step_alone(key: str, value: Any, words: str) -> None:
     payload = changed(recorded(), f"kvtrail.step.{key}", value)
-    for decoded in (ProtobufDecoder().decoded(payload), JsonDecoder().decoded(otlp_json.to_json_line(payload))):
+    for decoded in (ProtobufDecoder().decoded(payload), JsonDecoder().decoded(to_json_line(payload))):
         assert [type(event) for event in decoded.events[:2]] == [Lookup, Lookup]
         (malformed,) = decoded.malformed
         assert str(malformed).startswith("span ")

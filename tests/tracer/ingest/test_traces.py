@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,12 @@ import zstandard
 from click.testing import CliRunner
 from google.protobuf.json_format import MessageToJson
 from history import history
-from wire import as_request, encoded
+from wire import as_request, encoded, to_json_line
 
 from kvtrail.__main__ import main
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.audit import Audit, audit
 from kvtrail.tracer.history.history import load
-from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace
 
 DRIFT = (
@@ -231,7 +232,7 @@ def _following(attribute: dict[str, Any]) -> dict[str, Any]:
 
 def test_an_attribute_of_another_kind_is_not_understood_either(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    data = json.loads(otlp_json.to_json_line(encoded(EVENTS)))
+    data = json.loads(to_json_line(encoded(EVENTS)))
     spans = data["resourceSpans"][0]["scopeSpans"][0]["spans"]
     spans[0]["attributes"].append({"key": "kvtrail.refs", "value": {"intValue": "7"}})
     path.write_text(json.dumps(data, separators=(",", ":")))
@@ -247,3 +248,17 @@ def test_export_names_what_it_did_not_read_and_does_not_understand(tmp_path: Pat
     assert result.exit_code == 0
     assert f"not read: {path}:2:" in result.output
     assert "not understood: kv.dream, " in result.output
+
+
+def test_more_files_are_read_than_a_process_may_have_open(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.jsonl" for number in range(300)]
+    for path in paths:
+        path.write_text(collector.line(EVENTS))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, highest + 250), hard))
+    try:
+        result = audit(paths)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (result.events, result.repeated, result.unreadable) == (len(EVENTS), 299 * len(EVENTS), [])

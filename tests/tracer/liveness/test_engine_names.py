@@ -9,9 +9,8 @@ from command_line import DRIFT, run
 from history import goodbyes, history
 from processes import Tracer, until
 from prometheus_client.parser import text_string_to_metric_families as families
-from wire import encoded
+from wire import encoded, to_json_line
 
-from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.liveness.recorders import INFO
 
 POD = "3f2a9c1b-5d0e-4c58-9a47-0f1b2c3d4e5f"
@@ -71,11 +70,11 @@ def test_prometheus_gets_the_names_on_the_info_series(api: Tracer) -> None:
 
 def test_reports_name_them(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    path.write_text("".join(f"{otlp_json.to_json_line(batch)}\n" for batch in batches()))
+    path.write_text("".join(f"{to_json_line(batch)}\n" for batch in batches()))
     text = run("audit", str(path)).output
     for name in NAMES.values():
         assert f"engine {name};" in text
     assert "llama-0  r-3f" in run("replay", str(path)).output
     alone = tmp_path / "alone.jsonl"
-    alone.write_text(f"{otlp_json.to_json_line(batches()[0])}\n")
+    alone.write_text(f"{to_json_line(batches()[0])}\n")
     assert '"engine_name": "llama-0"' in run("audit", "--json", str(alone)).output

@@ -27,11 +27,7 @@ FINE = "L 749 c0 h256 -> 256\nA 256\nS 256+493\nend"
 def changed(path: Path, damage: str) -> None:
     """Change the file of a store behind its back."""
     db = sqlite3.connect(path)
-    triggers = db.execute(
-        "SELECT name, sql FROM sqlite_schema WHERE name IN ('requests_change', 'requests_move')"
-    ).fetchall()
-    without = "".join(f"DROP TRIGGER {name};" for name, _ in triggers)  # damage calls none
-    db.executescript(f"{without}{damage};" + "".join(f"{sql};" for _, sql in triggers))
+    db.executescript(damage)
     db.close()
 
 

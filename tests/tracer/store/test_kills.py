@@ -30,7 +30,6 @@ from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 S = 10**9
 DERIVED = {
     "requests": "request, engine",
-    "request_totals": "status, verdict",
     "findings": "id",
     "savings": "step_s, at_s, engine, connector, epoch, measure",
 }
@@ -58,7 +57,6 @@ def derived(path: Path) -> dict[str, list[dict[str, Any]]]:
     for table, keys in DERIVED.items():
         rows = [dict(row) for row in db.execute(f"SELECT * FROM {table} ORDER BY {keys}")]
         tables[table] = [{k: v for k, v in row.items() if k not in ("number", "after_span")} for row in rows]
-    tables["request_totals"] = [row for row in tables["request_totals"] if row["requests"]]
     db.close()
     return tables
 
@@ -168,7 +166,6 @@ def test_a_rebuild_makes_of_the_log_what_was_derived(tmp_path: Path) -> None:
     db.execute("UPDATE requests SET body = x'00', external = 'other' WHERE number % 3 = 0")
     db.execute("DELETE FROM requests WHERE number % 3 = 1")
     db.execute("DELETE FROM savings WHERE at_s % 2 = 0")
-    db.execute("UPDATE request_totals SET loaded = loaded + 1")
     db.execute("UPDATE findings SET body = '{'")
     db.commit()
     db.close()
@@ -177,7 +174,6 @@ def test_a_rebuild_makes_of_the_log_what_was_derived(tmp_path: Path) -> None:
         "of requests cannot be read",
         "of findings cannot be read",
         "have no row",
-        "the totals",
     ):
         assert fault in said
     assert rebuild(path) == SqliteReader(path).last_number()

@@ -125,8 +125,8 @@ def test_a_damaged_page_is_found(tmp_path: Path) -> None:
 FOREIGN = {
     "the trigger 'log_end_moves'": "CREATE TRIGGER log_end_moves AFTER INSERT ON chunks BEGIN DELETE FROM findings; END",
     "the view 'spans'": "CREATE VIEW spans AS SELECT * FROM chunks",
-    "the trigger 'requests_leave'": "DROP TRIGGER requests_leave; CREATE TRIGGER requests_leave AFTER DELETE ON requests"
-    " BEGIN DELETE FROM findings; END",
+    "the trigger 'request_measures_leave'": "DROP TRIGGER request_measures_leave;"
+    " CREATE TRIGGER request_measures_leave AFTER DELETE ON requests BEGIN DELETE FROM findings; END",
     "the view 'markers'": "DROP TABLE markers; CREATE VIEW markers AS SELECT * FROM launches",
     "the table 'markers'": "DROP TABLE markers; CREATE VIRTUAL TABLE markers USING fts5 (id)",
 }

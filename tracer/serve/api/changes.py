@@ -26,7 +26,8 @@ from kvtrail.tracer.serve.api.markers import every_marker
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.tenants import TenantNames
-from kvtrail.tracer.store import Group, Reader, Selection
+from kvtrail.tracer.store import Group, Selection
+from kvtrail.tracer.store.reader import Reader
 
 MOST_PREFIXES = 50
 EXPLAINS = 0.3

@@ -11,7 +11,8 @@ from fastapi import Depends, HTTPException, Query, Request
 from kvtrail.tracer.model.conditions import NAMES, BadCondition, Condition, parsed
 from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.store import FindingFilter, Reader
+from kvtrail.tracer.store import FindingFilter
+from kvtrail.tracer.store.reader import Reader
 
 MAX_NS = 2**62
 """The latest moment and the last number that may be asked for: what is added to it still fits into 64 bits."""

@@ -15,7 +15,7 @@ from kvtrail.tracer.liveness.outcome import is_over
 from kvtrail.tracer.serve.api.filters import MAX_NS, Where
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver, deaths
 from kvtrail.tracer.serve.api.process_state import Live
-from kvtrail.tracer.store import Reader
+from kvtrail.tracer.store.reader import Reader
 
 MAX_MARKS = 2000
 LONGEST_NS = 400 * 86_400 * 10**9

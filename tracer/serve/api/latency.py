@@ -17,8 +17,9 @@ from kvtrail.tracer.model.conditions import TIMES, Time
 from kvtrail.tracer.model.grouping import By, OfRequests
 from kvtrail.tracer.serve.api.filters import MAX_NS, Moment, Where, moments
 from kvtrail.tracer.serve.tenants import TenantNames
-from kvtrail.tracer.store import Group, Reader, Selection
+from kvtrail.tracer.store import Group, Selection
 from kvtrail.tracer.store.duration_bins import BINS, BOUNDS_NS, SCALE, percentile
+from kvtrail.tracer.store.reader import Reader
 
 MAX_STRETCHES = 60
 """The most stretches of time that make up a trend."""

@@ -13,7 +13,7 @@ from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.serve.api.filters import ChosenEngines, Moment, moments
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process_state import Live
-from kvtrail.tracer.store import Reader
+from kvtrail.tracer.store.reader import Reader
 
 MOST_OF_A_KIND = 2_000
 """How many stored markers of a kind are read, the latest ones."""

@@ -15,7 +15,8 @@ from kvtrail.tracer.model.known import KnownFindings, place_of
 from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
-from kvtrail.tracer.store import Reader
+from kvtrail.tracer.store import Selection
+from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.request_rows import StoredRequest
 
 _OF_ENGINE = ("service", "model")
@@ -116,10 +117,10 @@ class OutcomeResolver:
     def outcome_counts(self, *, since_ns: int, before_ns: int, engines: Sequence[str] | None) -> dict[str, int]:
         """How many requests that began at or after `since_ns` and before `before_ns` have each outcome."""
         counts = dict.fromkeys(map(str, Outcome), 0)
-        for engine, status, reason, count in self._reader.outcome_counts(
-            since_ns=since_ns, before_ns=before_ns, engines=engines
+        for engine, ending, count in self._reader.endings(
+            Selection(since_ns=since_ns, before_ns=before_ns, engines=engines)
         ):
-            counts[self.outcome_of(engine, status, reason)] += count
+            counts[of_ending(Outcome(ending), self.state(engine))] += count
         return counts
 
     def condition(self, outcome: Outcome) -> Condition:

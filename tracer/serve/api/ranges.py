@@ -29,7 +29,8 @@ from kvtrail.tracer.serve.api.requests import Limit
 from kvtrail.tracer.serve.api.rule_summaries import RuleSummary, rule_summaries
 from kvtrail.tracer.serve.api.status import Level, Range, Statement
 from kvtrail.tracer.serve.tenants import TenantNames
-from kvtrail.tracer.store import FindingFilter, Reader, damage
+from kvtrail.tracer.store import FindingFilter, damage
+from kvtrail.tracer.store.reader import Reader
 
 MAX_STRETCHES = 60
 """The most stretches of time that make up a trend."""

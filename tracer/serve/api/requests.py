@@ -25,7 +25,8 @@ from kvtrail.tracer.model.findings import Finding, Unknown
 from kvtrail.tracer.serve.api.filters import MAX_NS, Where
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process_state import Live
-from kvtrail.tracer.store import FindingFilter, Reader, Sort
+from kvtrail.tracer.store import FindingFilter, Sort
+from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.request_rows import StoredRequest
 
 MAX_FINDINGS = 1000
@@ -131,9 +132,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         verdict: str = "",
         since_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started at or after")] = None,
         before_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started before: the next page")] = None,
-        sort: Annotated[
-            Sort, Query(description="the most first; but for `latest`, of the latest 20,000")
-        ] = Sort.LATEST,
+        sort: Annotated[Sort, Query(description="the most first")] = Sort.LATEST,
         near: Annotated[str, Query(description="id of a request: those similar to it, the most similar first")] = "",
         near_engine: Annotated[str, Query(description="engine of that request")] = "",
         limit: Limit = 100,

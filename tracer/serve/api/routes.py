@@ -41,7 +41,8 @@ from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.serve.tokens import Access
-from kvtrail.tracer.store import Reader, StoreError, damage
+from kvtrail.tracer.store import StoreError, damage
+from kvtrail.tracer.store.reader import Reader
 
 UNAVAILABLE = 503
 SPAN = ("trace_id", "span_id", "parent_id", "name", "start_ns", "end_ns", "scope", "error", "attributes")

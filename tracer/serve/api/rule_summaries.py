@@ -15,7 +15,8 @@ from kvtrail.tracer.model.outcomes import HARM, Impact
 from kvtrail.tracer.rules import pages
 from kvtrail.tracer.serve.api.filters import MAX_NS
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.store import FindingFilter, Reader
+from kvtrail.tracer.store import FindingFilter
+from kvtrail.tracer.store.reader import Reader
 
 LOOKED_AT = 20_000
 """Findings, the latest, for which it is asked what they did, and in how many requests they are."""

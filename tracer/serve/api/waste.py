@@ -18,7 +18,7 @@ from kvtrail.tracer.savings.sums import prefill_rates
 from kvtrail.tracer.savings.waste import Waste, WasteFilter, WasteSum, grouped
 from kvtrail.tracer.serve.api.filters import ChosenEngines, Moment, moments
 from kvtrail.tracer.serve.tenants import TenantNames
-from kvtrail.tracer.store import Reader
+from kvtrail.tracer.store.reader import Reader
 
 MOST_ROWS = 300_000
 """Admissions and causes that an answer sums up: the latest of the range."""

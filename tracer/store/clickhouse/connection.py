@@ -28,10 +28,6 @@ _DEFAULTS = {
 """Settings of a server and its client, where the address says nothing else."""
 
 
-ASKED_TOGETHER = 500
-"""Requests, or names of hand-offs, that one query has."""
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Address:
     """An address, taken apart. As text it is without its password.

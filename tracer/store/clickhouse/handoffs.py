@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any
 
-from kvtrail.tracer.store.clickhouse.connection import ASKED_TOGETHER, Database
+from kvtrail.tracer.store.clickhouse.connection import Database
 from kvtrail.tracer.store.handoffs import HandoffRow
+from kvtrail.tracer.store.requests import ASKED_TOGETHER
 
 _FIELDS = tuple(name for name in HandoffRow._fields if name not in ("keys", "is_own"))
 COLUMNS = ("key", *_FIELDS, "tracer", "written")

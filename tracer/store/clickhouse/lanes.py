@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
-from kvtrail.tracer.store.clickhouse import measures
-from kvtrail.tracer.store.clickhouse.connection import Database
-from kvtrail.tracer.store.queries import all_of
+from kvtrail.tracer.store.clickhouse.requests import RequestReader
 from kvtrail.tracer.store.request_rows import FINDINGS_TIER, LOTS
 
 _FIELDS = Lane.__struct_fields__
@@ -22,21 +20,17 @@ _LAST_NS = "greatest(last_ns, coalesce(ended_ns, 0))"
 _COLUMNS = ", ".join(_LAST_NS if name == "last_ns" else name for name in _FIELDS)
 
 
-class LaneReader(Database):
+class LaneReader(RequestReader):
     """The part of `Reader` that is about lanes."""
 
     def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
-        conditions, values = all_of(
-            {
-                "started_ns <= {to_ns:Int64}": window.to_ns,
-                "engine IN {engines:Array(String)}": window.engines,
-                "status = {status:String}": window.status,
-                "(position(request, {search:String}) > 0 OR position(external, {search:String}) > 0)": window.search,
-            }
+        conditions, values = self.meeting(
+            search=window.search,
+            status=window.status,
+            engines=window.engines,
+            before_ns=window.to_ns + 1,
+            where=window.where,
         )
-        if window.where:
-            condition, compared = measures.met(window.where)
-            conditions, values = f"{conditions} AND {condition}", values | compared
         overlapping = (
             f"FROM kvtrail_requests FINAL {conditions} AND tier IS NOT NULL"
             f" AND ({_LAST_NS} >= {{from_ns:Int64}} OR (ended_ns IS NULL AND engine IN {{live:Array(String)}}))"

@@ -8,16 +8,15 @@ from typing import Any
 from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.store import Selection, measures
 from kvtrail.tracer.store.clickhouse.connection import Database
+from kvtrail.tracer.store.queries import all_of
 
 _OF_CAUSE = "tokens['{}']"
 
 
 def met(where: Sequence[Condition]) -> tuple[str, dict[str, Any]]:
-    """A condition on a row of a request that its measures meet these, and the values by their parameters."""
-    found = measures.conditions(where, _OF_CAUSE)
-    select = "SELECT engine, request FROM kvtrail_request_measures FINAL"
-    values = {f"value{number}": value for number, value in enumerate(found.values())}
-    return f"(engine, request) IN ({select} WHERE {' AND '.join(found)})", values
+    """A condition on a row of a request that its measures meet these, and the values of its parameters."""
+    conditions, values = all_of(measures.conditions(where, _OF_CAUSE))
+    return f"(engine, request) IN (SELECT engine, request FROM kvtrail_request_measures FINAL {conditions})", values
 
 
 class MeasureReader(measures.MeasureReader, Database):

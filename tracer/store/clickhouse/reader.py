@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from kvtrail.tracer.store import StoreError, findings, sums
-from kvtrail.tracer.store.clickhouse import handoffs, lanes, measures, requests, schema, spans
-from kvtrail.tracer.store.clickhouse.connection import Address, Database
-from kvtrail.tracer.store.engines import EngineReader
+from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store.clickhouse import handoffs, lanes, measures, schema, spans
+from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.handoffs import HandoffRow
+from kvtrail.tracer.store.reader import Reader
 
 
-class ClickHouseReader(
-    spans.SpanReader,
-    requests.RequestReader,
-    findings.FindingReader,
-    lanes.LaneReader,
-    measures.MeasureReader,
-    sums.SumReader,
-    EngineReader,
-    Database,
-):
-    """The reading side: a `Reader` over all tracers. What SQLite is asked in the same words is in `kvtrail.tracer.store`."""
+class ClickHouseReader(spans.SpanReader, lanes.LaneReader, measures.MeasureReader, Reader):
+    """The reading side, over all tracers."""
 
     pairs = "groupArray((measure, total))"
 

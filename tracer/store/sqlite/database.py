@@ -62,13 +62,18 @@ class Database(queries.Database):
         return name
 
     def ask(self, select: str, **values: Any) -> list[Any]:
-        given = {name: to_text(value) if isinstance(value, list) else value for name, value in values.items()}
-        return self.rows(_PARAMETER.sub(_named, select), given)
+        return self.rows(*translated(select, values))
 
     def rows(self, select: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         """The rows of a whole SELECT."""
         db = self.connection()
         return whatever_texts(db, lambda: db.execute(select, values).fetchall())
+
+
+def translated(select: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A shared query and the values of its parameters as SQLite has them."""
+    given = {name: to_text(value) if isinstance(value, list) else value for name, value in values.items()}
+    return _PARAMETER.sub(_named, select), given
 
 
 def _named(parameter: re.Match[str]) -> str:

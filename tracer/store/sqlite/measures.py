@@ -9,11 +9,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 from operator import itemgetter
+from typing import Any
 
 from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.store import Selection, measures
-from kvtrail.tracer.store.measures import COLUMNS, NUMBERS, TOKENS, WORDS, value_of
-from kvtrail.tracer.store.queries import to_text
+from kvtrail.tracer.store.measures import COLUMNS, NUMBERS, TOKENS, WORDS
+from kvtrail.tracer.store.queries import all_of, to_text
 from kvtrail.tracer.store.request_rows import RequestRow
 from kvtrail.tracer.store.sqlite.database import Database, whole_sum
 
@@ -52,18 +53,11 @@ def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
     db.execute("DELETE FROM request_measures WHERE started_ns >= ?", (since_ns,))
 
 
-def met(where: Iterable[Condition]) -> dict[str, int | str]:
-    """Conditions on a row of `requests` that its measures meet these, each with its value."""
+def met(where: Iterable[Condition]) -> tuple[str, dict[str, Any]]:
+    """A condition on a row of `requests` that its measures meet these, and the values of its parameters."""
+    conditions, values = all_of(measures.conditions(where, _OF_CAUSE))
     of_row = "m.started_ns = requests.started_ns AND m.number = requests.number"
-    found = {}
-    for each in where:
-        value = value_of(each)
-        is_list = isinstance(value, list)
-        condition = measures.condition(each, "(SELECT value FROM json_each(?))" if is_list else "?", _OF_CAUSE)
-        found[f"EXISTS (SELECT 1 FROM request_measures AS m WHERE {of_row} AND {condition})"] = (
-            to_text(value) if is_list else value
-        )
-    return found
+    return f"EXISTS (SELECT 1 FROM request_measures AS m {conditions} AND {of_row})", values
 
 
 class MeasureReader(measures.MeasureReader, Database):

@@ -132,8 +132,7 @@ def _differing(db: sqlite3.Connection) -> list[str]:
     parts_ = "SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
     with closing(sqlite3.connect(":memory:")) as new:
         create(new)
-        shadows = "SELECT name FROM pragma_table_list WHERE type = 'shadow'"
-        ours = set(new.execute(f"{parts_} AND name NOT IN ({shadows})"))
+        ours = set(new.execute(parts_))
     found = set(db.execute(parts_))
     run = "sql LIKE 'CREATE VIRTUAL%' OR type IN ('trigger', 'view')"
     foreign = set(db.execute(f"{parts_} AND ({run})")) - ours
@@ -159,8 +158,7 @@ def check(db: sqlite3.Connection, path: Path) -> bool:
         StoreError: another program or another kvtrail wrote it.
     """
     is_store = identify(db, path)
-    tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'"
-    found = db.execute(tables).fetchall()
+    found = db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
     db.text_factory = bytes  # a text that is none is a damaged row, and no damaged file
     for (table,) in found:
         db.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()

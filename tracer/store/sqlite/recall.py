@@ -16,10 +16,9 @@ from kvtrail.tracer.ledger.ordering import SeenNumbers
 from kvtrail.tracer.store import MAX_RECEIPTS
 from kvtrail.tracer.store.damage import readable
 from kvtrail.tracer.store.handoffs import HandoffRow
-from kvtrail.tracer.store.queries import to_text
-from kvtrail.tracer.store.sqlite import log
+from kvtrail.tracer.store.queries import from_text, to_text
+from kvtrail.tracer.store.sqlite import bodies, log
 from kvtrail.tracer.store.sqlite.database import Database, Query
-from kvtrail.tracer.store.sqlite.requests import STORED, stored_request
 
 _handoff = msgspec.json.Decoder(HandoffRow).decode
 _NEVER_NS = 2**63 - 1
@@ -97,13 +96,12 @@ class RecallReader(Database):
     def explained(self, requests: Collection[RequestKey]) -> dict[RequestKey, list[dict[str, Any]]]:
         """The admissions of these requests with final causes, as their rows have them."""
         rows = self.query(
-            f"SELECT request, {STORED} FROM json_each(?) AS r CROSS JOIN requests"
+            "SELECT engine, request, body FROM json_each(?) AS r CROSS JOIN requests"
             " ON request = r.value ->> 1 AND engine = r.value ->> 0",
             (),
             [to_text(list(requests))],
         )
-        stored = readable(rows, lambda row: (row[0], stored_request(row[1:])), of="requests")
-        return {(each.engine, name): [entry for entry in each["causes"] if entry["final"]] for name, each in stored}
+        return dict(readable(rows, _explained, of="requests"))
 
     def events_of(self, requests: Collection[RequestKey], *, until: int) -> Iterator[list[Event]]:
         """The events of these requests up to span `until`, in the order of their arrival, some at a time."""
@@ -134,6 +132,11 @@ class RecallReader(Database):
         }
         for events in _decoded(_payload(self.query, number, some) for number, some in there.items()):
             yield [event for event in events if (event.engine, event.request) in requests]
+
+
+def _explained(row: Sequence[Any]) -> tuple[RequestKey, list[dict[str, Any]]]:
+    engine, request, body = row
+    return (engine, request), [entry for entry in from_text(bodies.unpacked(body))["causes"] if entry["final"]]
 
 
 def _numbers(row: Sequence[Any]) -> tuple[str, tuple[str, int]]:

@@ -16,11 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvtrail.tracer.store import Batch, StoreError, StoreInUse, findings, sums
+from kvtrail.tracer.store import Batch, StoreError, StoreInUse
 from kvtrail.tracer.store.engines import EngineReader
 from kvtrail.tracer.store.queries import an_object
+from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.request_rows import RequestRow
-from kvtrail.tracer.store.sqlite import ids, lanes, log, measures, opening, quota, recall, requests, spans, tables
+from kvtrail.tracer.store.sqlite import lanes, log, measures, opening, quota, recall, requests, spans, tables
 from kvtrail.tracer.store.sqlite.database import Database, pragma
 from kvtrail.tracer.store.sqlite.outbox import Outbox
 from kvtrail.tracer.store.sqlite.quota import Quota
@@ -137,14 +138,14 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             self._judged = 0
 
     def fold(self, *, some: bool = False) -> bool:
-        """Do the next part of what is cheaper for many at a time: join small chunks of the log, and enter ids into their
-        index. With `some` also for few. Returns whether it did."""
+        """Join small chunks of the log, which is cheaper for many at a time; with `some` also for few. Returns whether it
+        did."""
         fresh = self._log.fresh()
+        if not fresh or (fresh < log.FOLDED_SPANS and not some):
+            return False
         with self._transaction():
-            if fresh >= log.FOLDED_SPANS or (fresh and some):
-                self._log.fold()
-                return True
-            return ids.index(self._db, some=some) or ids.merge(self._db)
+            self._log.fold()
+        return True
 
     def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
         """Drop spans, requests and sums older than `before_ns`, and then the oldest, until the store takes no more than
@@ -344,16 +345,8 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             return super().rows(select, values)
 
 
-class SqliteReader(
-    spans.SpanReader,
-    findings.FindingReader,
-    sums.SumReader,
-    lanes.LaneReader,
-    measures.MeasureReader,
-    EngineReader,
-    Database,
-):
-    """The reading side: a `Reader`. What ClickHouse is asked in the same words is in `kvtrail.tracer.store`."""
+class SqliteReader(spans.SpanReader, lanes.LaneReader, measures.MeasureReader, Reader):
+    """The reading side."""
 
     pairs = "json_group_object(measure, total)"
     by_index = "INDEXED BY findings_in_time"

@@ -20,11 +20,6 @@ _TEXTS = {
     "request_measures": ("tokens",),
 }
 """By table: what must be JSON."""
-_SUMMED = ("requests", "running", "lookups", "matched", "loaded", "stored", "preemptions", "drifting")
-_SUMS = (
-    "count(*), sum(ended_ns IS NULL), sum(lookups), sum(longest_match), sum(loaded), sum(stored), sum(epoch),"
-    " sum(findings > 0)"
-)
 
 
 class Fault(NamedTuple):
@@ -52,7 +47,6 @@ def verify(path: Path) -> Iterator[Fault]:
         if not broken:
             yield from _wrong_texts(database)
             yield from _wrong_log(database)
-            yield from _wrong_totals(database)
     except sqlite3.Error as error:
         if not opening.is_damage(error):
             raise StoreError(f"cannot read the store {path}: {error}") from error
@@ -102,10 +96,3 @@ def _wrong_log(database: Database) -> Iterator[Fault]:
         names = ", ".join(request for _, request in sorted(missing)[:MAX_NAMED])
         more = " …" if len(missing) > MAX_NAMED else ""
         yield Fault(f"{len(missing)} requests of the log have no row: {names}{more}", is_lost=False)
-
-
-def _wrong_totals(database: Database) -> Iterator[Fault]:
-    select = f"SELECT status, verdict, {', '.join(_SUMMED)} FROM request_totals"
-    noted = set(database.query(select, ["requests != 0"]))
-    if noted != set(database.query(f"SELECT status, verdict, {_SUMS} FROM requests", (), (), "GROUP BY 1, 2")):
-        yield Fault("the totals are not those of the rows", is_lost=False)

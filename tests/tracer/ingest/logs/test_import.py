@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from history import history
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire import encoded
+from wire import encoded, to_json_line
 
 from kvtrail.__main__ import main
 from kvtrail.tracer.detect.detector import Detector
@@ -362,7 +362,7 @@ def test_a_trace_beside_a_log_is_judged_as_alone(tmp_path: Path) -> None:
     """Though its lines come in any order, and the log's events are given up on early."""
     trace = tmp_path / "trace.jsonl"
     parts = history("L 749 c0 h256 -> 256\nA 256\nS 256+48\nend")
-    trace.write_text("\n".join(otlp_json.to_json_line(encoded([e])) for e in reversed(parts)))
+    trace.write_text("\n".join(to_json_line(encoded([e])) for e in reversed(parts)))
     result = audit([write(tmp_path, INCIDENT), trace])
     assert (result.verdicts[Verdict.OK], result.verdicts[Verdict.UNKNOWN]) == (1, 1)
 

@@ -20,12 +20,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from processes import until
 from sidecar import Sidecar
-from wire import as_request, encoded
+from wire import as_request, encoded, to_json_line
 
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import KEYS, Event, Lookup
-from kvtrail.tracer.ingest import decode, otlp_json
+from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.ingest.decode import MalformedOtlp
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.lanes import lane_of
@@ -95,7 +95,7 @@ def test_an_unreadable_span_is_reported_and_the_others_are_stored(sidecar: Caref
 
 
 def test_a_request_in_json_with_an_unreadable_span_is_refused(sidecar: Careful) -> None:
-    line = otlp_json.to_json_line(story("good").SerializeToString())
+    line = to_json_line(story("good").SerializeToString())
     body = json.loads(line)
     body["resourceSpans"][0]["scopeSpans"][0]["spans"][1]["traceId"] = "abc"
     answer = sidecar.client.post("/v1/traces", json=body)

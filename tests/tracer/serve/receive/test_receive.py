@@ -21,11 +21,10 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from processes import SLOW_S, Tracer, free_port, until
-from wire import as_request, encoded
+from wire import as_request, encoded, to_json_line
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import KEYS
-from kvtrail.tracer.ingest import otlp_json
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
 Start = Callable[..., Tracer]
@@ -73,7 +72,7 @@ def test_plain_sdk_spans_are_understood(start_tracer: Start, exporter: Callable[
 
 def test_json_is_understood(start_tracer: Start) -> None:
     tracer = start_tracer()
-    body = otlp_json.to_json_line(encoded(history(STORY)))
+    body = to_json_line(encoded(history(STORY)))
     answer = httpx.post(
         f"{tracer.url}/v1/traces", content=body, headers={"content-type": "application/json"}, timeout=SLOW_S
     )

@@ -15,7 +15,7 @@ from wire import encoded
 
 from kvtrail.tracer.model.grouping import By
 from kvtrail.tracer.savings.waste import WasteFilter, WasteSum
-from kvtrail.tracer.store import Reader
+from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.sqlite.store import SqliteReader
 
 S = 10**9

@@ -1,0 +1,164 @@
+"""Requests as both databases find and count them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from kvtrail.tracer.model.conditions import Condition
+from kvtrail.tracer.store import Sort, StoreError
+from kvtrail.tracer.store.damage import readable
+from kvtrail.tracer.store.queries import Database, all_of
+from kvtrail.tracer.store.request_rows import StoredRequest
+
+ASKED_TOGETHER = 500
+"""Requests, or names of hand-offs, that one query has."""
+_FIRST = {
+    Sort.WAITING: "waited_ns DESC,",
+    Sort.RECOMPUTED: "recomputed DESC,",
+    Sort.LOADS: "loads DESC,",
+    Sort.FINDINGS: "findings DESC,",
+    Sort.DURATION: "last_ns - started_ns DESC,",
+}
+"""What requests are sorted by before their start."""
+
+
+class RequestReader(Database):
+    """The part of `Reader` that is about requests.
+
+    Attributes:
+        find: the SQL function that finds a text in another.
+        stored: the columns of `StoredRequest`.
+    """
+
+    find: str
+    stored: str
+
+    def unpacked(self, body: Any) -> bytes:
+        """The JSON of an account. Raises ValueError if it is damaged."""
+        raise NotImplementedError
+
+    def met(self, where: Sequence[Condition]) -> tuple[str, dict[str, Any]]:
+        """A condition on a row of a request that its measures meet these, and the values of its parameters."""
+        raise NotImplementedError
+
+    def of_trace(self, trace_id: str) -> dict[str, Any]:
+        """The conditions on a row of a request that this is its trace, with their values."""
+        raise NotImplementedError
+
+    def meeting(
+        self,
+        *,
+        search: str = "",
+        status: str = "",
+        verdict: str = "",
+        engines: Sequence[str] | None = None,
+        since_ns: int | None = None,
+        before_ns: int | None = None,
+        where: Sequence[Condition] = (),
+    ) -> tuple[str, dict[str, Any]]:
+        """A WHERE with the conditions of `Reader.requests`, and the values of its parameters."""
+        conditions, values = all_of(
+            {
+                "started_ns >= {since_ns:Int64}": since_ns,
+                "started_ns < {before_ns:Int64}": before_ns,
+                "engine IN {engines:Array(String)}": engines,
+                "status = {status:String}": status,
+                "verdict = {verdict:String}": verdict,
+                f"({self.find}(request, {{search:String}}) > 0 OR {self.find}(external, {{search:String}}) > 0"
+                " OR trace_id = {search:String})": search,
+            }
+        )
+        if where:
+            condition, compared = self.met(where)
+            return f"{conditions} AND {condition}", values | compared
+        return conditions, values
+
+    def totals(self) -> dict[str, int]:
+        """Over all requests: `requests`, `running`, `lookups`, `matched`, `loaded`, `stored`, `preemptions`, `drifting`
+        and `findings`."""
+        counted = {
+            "requests": "count(*)",
+            "running": "count(*) - count(ended_ns)",
+            "lookups": self.sum_of.format("lookups"),
+            "matched": self.sum_of.format("longest_match"),
+            "loaded": self.sum_of.format("loaded"),
+            "stored": self.sum_of.format("stored"),
+            "preemptions": self.sum_of.format("epoch"),
+            "drifting": self.sum_of.format("findings > 0"),
+            "findings": f"(SELECT count(*) FROM {self.table('findings')})",
+        }
+        (row,) = self.ask(f"SELECT {', '.join(counted.values())} FROM {self.table('requests')}")
+        return dict(zip(counted, row, strict=True))
+
+    def requests(
+        self,
+        *,
+        search: str = "",
+        status: str = "",
+        verdict: str = "",
+        engines: Sequence[str] | None = None,
+        limit: int = 100,
+        since_ns: int | None = None,
+        before_ns: int | None = None,
+        where: Sequence[Condition] = (),
+        sort: Sort = Sort.LATEST,
+    ) -> list[StoredRequest]:
+        """Requests that started at or after `since_ns` and before `before_ns`; `search` is a part of either id, or a whole
+        trace id, `engines` selects engines (None means any), and all conditions of `where` are met."""
+        conditions, values = self.meeting(
+            search=search,
+            status=status,
+            verdict=verdict,
+            engines=engines,
+            since_ns=since_ns,
+            before_ns=before_ns,
+            where=where,
+        )
+        table = self.table("requests")
+        order = f"ORDER BY {_FIRST.get(sort, '')} started_ns DESC, request LIMIT {{limit:UInt32}}"
+        # First who it is, from narrow columns; then the accounts of these few.
+        chosen = f"SELECT engine, request FROM {table} {conditions} {order}"
+        select = f"SELECT {self.stored} FROM {table} WHERE (engine, request) IN ({chosen}) {order}"
+        return self._requests_in(self.ask(select, limit=limit, **values))
+
+    def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
+        """The `status` and `outcome` of the accounts of these requests, by engine and id, where they are known."""
+        found: dict[tuple[str, str], tuple[str, str | None]] = {}
+        wanted = iter(of)
+        while some := [*islice(wanted, ASKED_TOGETHER)]:
+            rows = self.ask(
+                f"SELECT engine, request, status, outcome FROM {self.table('requests')}"
+                " WHERE request IN {requests:Array(String)}",
+                requests=[request for _, request in some],
+            )
+            found |= {(engine, request): tuple(about) for engine, request, *about in rows if (engine, request) in some}
+        return found
+
+    def request(self, request: str, *, engine: str = "") -> StoredRequest | None:
+        """One request by its engine's or external id; the latest one if an external id was used twice."""
+        for conditions in (
+            {"(request = {id:String} OR external = {id:String})": request},
+            self.of_trace(request),
+            # The caller of an OpenAI API saw `cmpl-1`, while vLLM's external ids of the prompts are `cmpl-1-0`, `cmpl-1-1`,
+            # and so on. A dot sorts right after a dash.
+            {"external >= {id:String} || '-' AND external < {id:String} || '.'": request},
+        ):
+            where, values = all_of({**conditions, "engine = {engine:String}": engine})
+            rows = self.ask(
+                f"SELECT {self.stored} FROM {self.table('requests')} {where} ORDER BY started_ns DESC LIMIT 1", **values
+            )
+            if rows and not (found := self._requests_in(rows)):
+                raise StoreError(f"the row of {request!r} is damaged; `kvtrail store rebuild` makes it again")
+            if rows:
+                return found[0]
+        return None
+
+    def _requests_in(self, rows: Iterable[Sequence[Any]]) -> list[StoredRequest]:
+        return readable(rows, self.stored_request, of="requests")
+
+    def stored_request(self, row: Sequence[Any]) -> StoredRequest:
+        """The request in a row of `stored`. Raises ValueError if it is damaged."""
+        engine, status, outcome, body = row
+        return StoredRequest(engine, status, outcome, self.unpacked(body))
