@@ -75,8 +75,8 @@ class Judge:
         end = 0
         for check in checks:
             begin, end = end, end + len(check.blocks)
-            columns = check.numbers, check.blocks, check.hashes, contents[begin:end]
-            judge(check, [*map(ReadBlock._make, zip(*columns, strict=True))], CheckResult.of(check))
+            blocks = [*map(ReadBlock, check.numbers, check.blocks, check.hashes, contents[begin:end])]
+            judge(check, blocks, CheckResult.of(check))
 
     # Before a step: blocks that were computed, taken over or held.
 
@@ -92,27 +92,29 @@ class Judge:
         """What a request has computed is right if it had met no mismatch, and in doubt if one came to light just now."""
         result.blocks += len(blocks)
         is_contaminated, source = check.request_id in self._contaminated, check.recorded_id
+        group, last, right = check.group, self._last, list[ReadBlock]()
         for block in blocks:
-            key = (check.group, block.block)
-            self._recomputed.pop(key, None)
-            self.mismatched.discard(block.block)
-            is_right = not is_contaminated and self._is_as_computed(check, block)
-            self._last[key] = LastCheck(block.hash, block.content, is_right, source)
+            number, id_, hash_, content = block
+            if self._recomputed:
+                self._recomputed.pop((group, id_), None)
+            if self.mismatched:
+                self.mismatched.discard(id_)
+            is_right = not is_contaminated and (number != check.partial or self._is_as_computed(check, block))
+            last[group, id_] = LastCheck(hash_, content, is_right, source)
             if is_right:
-                self._references.add(check.group, block.hash, block.content, source, block.number)
-                if self.shares:
-                    result.fingerprints += self._row(check, block)
+                right.append(block)
             elif check.request_id in self._contaminated and check.request_id not in doubted:
                 self._references.add_contaminated(check.group, block.hash, block.content)
             else:
                 self._references.mark_incomplete(check.group, block.hash)
                 result.unknown += 1
+        self._references.add(group, right, source)
+        if self.shares:
+            result.fingerprints += b"".join(self._row(check, block) for block in right)
         self._results.add(result)
 
     def _is_as_computed(self, check: Check, block: ReadBlock) -> bool:
-        """Of a block that a request has just computed: whether that holds for all of it."""
-        if block.number != check.partial:
-            return True
+        """Of a block of which a request has computed only the last token: whether all of it is right."""
         before = self._partial.get(check.request_id, {}).pop((check.group, block.number), None)
         if before is True or self._match(check, block) is True:
             return True

@@ -5,7 +5,7 @@ Several may be right under one hash: results of the same tokens may differ in th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -64,22 +64,26 @@ class References:
         """Whether the content was computed under the hash."""
         return content in self._right.get(_key(group, hash_), ())
 
-    def add(self, group: int, hash_: int, content: int, request_id: str, number: int) -> None:
-        """A block was computed under the hash, by a request that has met no mismatch, as the one with this number."""
-        key = _key(group, hash_)
-        contents = self._right.get(key, ())
-        if content not in contents:
+    def add(self, group: int, blocks: Iterable[tuple[int, int, int, int]], request_id: str) -> None:
+        """Blocks were computed by a request that has met no mismatch: the number of each in the request, its id, its hash,
+        and its content. A step adds hundreds."""
+        right, origins, of_group = self._right, self._origins, group * _GROUP & _ALL
+        for number, _, hash_, content in blocks:
+            key = hash_ ^ of_group
+            contents = right.get(key, ())
+            if content in contents:
+                continue
             if len(contents) == CONTENTS:
                 self._incomplete.add(key)
-            self._right[key] = (*contents[1 - CONTENTS :], content)
-            if len(self._right) > HASHES:
-                for forgotten in _drop_oldest(self._right):
-                    self._incomplete.add(forgotten)
-            self._origins[content >> OWN_BITS] = key, request_id, number, group
-            if len(self._origins) > ORIGINS:
-                _drop_oldest(self._origins)
-        if not content:
-            self._computes_zeros = True
+            right[key] = (*contents[1 - CONTENTS :], content)
+            origins[content >> OWN_BITS] = key, request_id, number, group
+            if not content:
+                self._computes_zeros = True
+        while len(right) > HASHES:
+            for forgotten in _drop_oldest(right):
+                self._incomplete.add(forgotten)
+        while len(origins) > ORIGINS:
+            _drop_oldest(origins)
 
     def add_contaminated(self, group: int, hash_: int, content: int) -> None:
         """A block was computed under the hash after a mismatch."""

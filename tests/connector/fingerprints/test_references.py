@@ -25,7 +25,7 @@ def known(*, own: bool = True, exact: bool = True) -> References:
 
 def learn(made: References, contents: dict[int, int], of: str = "r-1") -> None:
     for number, (hash_, content) in enumerate(contents.items()):
-        made.add(0, hash_, content << UNREPORTED_BITS, of, number)
+        made.add(0, [(number, 0, hash_, content << UNREPORTED_BITS)], of)
 
 
 def judge(made: References, hash_: int, content: int, *, is_whole: bool = True) -> Match:
