@@ -222,9 +222,11 @@ def test_what_changed_around_a_moment_and_the_way_back(person: Person) -> None:
 
 def test_which_engine_has_no_hits_and_which_evicted_prefix_costs_most(person: Person) -> None:
     page = person.page
-    person.open("savings")
-    person.sees(re.compile(f"saved nothing: .*{world_of.WITHOUT_HITS}"))
+    person.open("")
+    person.click(page.get_by_role("link", name=re.compile(f"Engine {world_of.WITHOUT_HITS} has a hit rate of 0 %")))
     person.sees_row("places", lambda cells: world_of.WITHOUT_HITS in cells)
+    assert query_of(page)["on"] == [world_of.WITHOUT_HITS]
+    person.open("savings")
     person.sees("Computed although it had been held")
     shoot(page, "savings")
     person.open_row("waste_prefixes")
