@@ -107,7 +107,7 @@ def spans() -> str:
         f"## On the resource\n\n{attributes(semconv.RESOURCE)}\n",
     ]
     for kind, own in FIELDS.items():
-        shown = (*own, *semconv.OF_ROOT) if kind in semconv.ROOTS else own
+        shown = (*own, *semconv.ROOT_SPAN_ATTRIBUTES) if kind in semconv.ROOTS else own
         brief = " ".join((CLASSES[kind].__doc__ or "").split())
         parts.append(f"## `{kind}`\n\n{brief}\n" + (f"\n{attributes(shown)}\n" if shown else ""))
         if kind is semconv.Kind.SCHEDULE:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.fingerprints.checksums import BlockChecksums, HandedOver
+from kvtrail.connector.fingerprints.comparability import identity_of as identity_of_caches
+from kvtrail.connector.fingerprints.comparability import is_own
 from kvtrail.connector.fingerprints.plan import Group
 from kvtrail.connector.fingerprints.scheduler import CheckScheduler
-from kvtrail.connector.fingerprints.store import identity_of as identity_of_caches
-from kvtrail.connector.fingerprints.store import is_own
 from kvtrail.connector.known import by_name, unrecoverable
 from kvtrail.connector.kv_layout import hash_size
 from kvtrail.connector.settings import Fingerprints, FingerprintStore, Guard, Settings

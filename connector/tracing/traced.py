@@ -20,7 +20,7 @@ from operator import index
 from time import monotonic_ns
 from typing import Any
 
-from kvtrail.connector.fingerprints.store import identity_of
+from kvtrail.connector.fingerprints.comparability import identity_of
 from kvtrail.connector.known import (
     UNTRACED,
     KnownConnector,

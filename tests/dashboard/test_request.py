@@ -18,7 +18,7 @@ from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import FIELDS
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.liveness.engine import EngineState
-from kvtrail.tracer.liveness.outcome import impact_of, outcome_of
+from kvtrail.tracer.liveness.request_outcome import impact_of, outcome_of
 from kvtrail.tracer.model import words
 from kvtrail.tracer.serve.api.requests import timeline
 

@@ -27,7 +27,7 @@ def joined(payloads: Sequence[bytes]) -> bytes:
     return b"".join(len(payload).to_bytes(_LENGTH, "big") + payload for payload in payloads)
 
 
-def taken_apart(content: bytes) -> list[bytes]:
+def split_step_spans(content: bytes) -> list[bytes]:
     """The requests of a file."""
     payloads = []
     while content:
@@ -43,7 +43,7 @@ def figures(path: Path) -> dict[str, Any]:
     metrics = Metrics()
     with tempfile.TemporaryDirectory() as folder:
         pipeline = Pipeline(SqliteWriter(Path(folder) / "s.db"), metrics, grace_ns=0)
-        for payload in taken_apart(path.read_bytes()):
+        for payload in split_step_spans(path.read_bytes()):
             pipeline.ingest(payload, transport="grpc")
             pipeline.tidy()
         reader = SqliteReader(Path(folder) / "s.db")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from released import AS_SENT, VERSIONS, figures, taken_apart
+from released import AS_SENT, VERSIONS, figures, split_step_spans
 
 from kvtrail import __version__
 from kvtrail.tracer.events import semconv
@@ -29,7 +29,7 @@ def test_its_figures_are_those_of_its_own_sidecar(path: Path) -> None:
 @pytest.mark.parametrize("path", STREAMS, ids=lambda path: path.stem)
 def test_it_is_worth_keeping(path: Path) -> None:
     """It is what recorders of that version sent, and shows a bit of everything."""
-    payloads = taken_apart(path.read_bytes())
+    payloads = split_step_spans(path.read_bytes())
     spans = [span for payload in payloads for span in protobuf.spans(payload)]
     assert {span.resource[semconv.VERSION.key] for span in spans} == {path.stem}
     shown = {

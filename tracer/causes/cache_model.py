@@ -131,11 +131,11 @@ class CacheModel:
         self._listed = fact.number
         self.record(keys, fact)
 
-    def lose(self, number: int, why: NotRecorded) -> None:
+    def mark_gap(self, number: int, why: NotRecorded) -> None:
         """What happened before this number may not have been reported."""
         self.whole_from, self.why = number, why
         for other in self.others:
-            other.lose(number, why)
+            other.mark_gap(number, why)
 
     def last(self, key: Key) -> BlockChange | None:
         """What was reported of a key last."""

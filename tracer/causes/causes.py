@@ -122,13 +122,13 @@ class Causes:
         if enter := _ENTER.get(kind):
             enter(self, event)
 
-    def lose(self, why: NotRecorded, *, before: Event) -> None:
+    def mark_gap(self, why: NotRecorded, *, before: Event) -> None:
         """Events are missing before this one: whatever they may have changed is not known any more."""
         self._follow(self._admitting)
         self._number += 1
         self._lost = (self._number, why)
         for cache in (self._vllm, *self._stores.values()):
-            cache.lose(*self._lost)
+            cache.mark_gap(*self._lost)
         for request in self._requests.values():
             request.offers.clear()
             request.doubt = why
@@ -138,7 +138,7 @@ class Causes:
         self._shadow_ns = before.end_ns + SHADOW_NS
 
     def _enter_unfamiliar(self, event: Unfamiliar) -> None:
-        self.lose(NotRecorded.LOST, before=event)
+        self.mark_gap(NotRecorded.LOST, before=event)
 
     def _enter_heartbeat(self, event: Heartbeat) -> None:
         self._unprobed.update(event.recorder_probes_off or ())
@@ -467,7 +467,7 @@ class Causes:
         if cache is None:
             cache = self._stores[connector_id] = CacheModel(STORE)
             if self._lost is not None:
-                cache.lose(*self._lost)
+                cache.mark_gap(*self._lost)
         return cache
 
     def _enter_prefix_cache(self, event: PrefixCache) -> None:
@@ -504,10 +504,10 @@ class Causes:
         self._fresh = {}
         if event.pool_tier is None:
             self._vllm = CacheModel(GPU)
-            self._vllm.lose(self._number, NotRecorded.CACHE_EVENTS)
+            self._vllm.mark_gap(self._number, NotRecorded.CACHE_EVENTS)
         else:
             store = self._stores[event.connector_id] = CacheModel(event.pool_tier)
-            store.lose(self._number, NotRecorded.PROBE)
+            store.mark_gap(self._number, NotRecorded.PROBE)
 
     def _list(self, cache: CacheModel, events: Sequence[PrefixCache], first: PrefixCache, group: int | None) -> None:
         """A cache is reported as a whole, from its first event on; what one KV cache group keeps there is in these events.
@@ -521,7 +521,7 @@ class Causes:
         )
         if cache.is_reported and not is_known and cache.whole_from <= cache.listed_at:
             self._number += 1
-            cache.lose(self._number, NotRecorded.LATE)
+            cache.mark_gap(self._number, NotRecorded.LATE)
         fact = self._fact(BlockState.HELD, (events or (first,))[0], group=group)
         cache.is_reported, cache.size, cache.listed_at = True, len(held), fact.number
         if not is_known:
@@ -531,7 +531,7 @@ class Causes:
         if not cache.is_reported:  # the whole comes later
             cache.is_reported = True
             self._number += 1
-            cache.lose(self._number, self._lost[1] if self._lost else NotRecorded.LATE)
+            cache.mark_gap(self._number, self._lost[1] if self._lost else NotRecorded.LATE)
         is_store = event.pool_tier is not None
         hashes, known = split_hashes(event.block_hashes), 0
         for emptied, changes in groupby(event.cache_changes, key=lambda change: change == 0):
@@ -628,7 +628,7 @@ def _key(recorded: str) -> Key:
 
 _ALLOC = Kind.ALLOC
 _AT_ANY_MOMENT = (Kind.PREFIX_CACHE, Kind.HEARTBEAT)
-OF_ANY_ROLE = (Kind.EVICT, Kind.HEARTBEAT, UNFAMILIAR)
+KINDS_OF_ANY_ROLE = (Kind.EVICT, Kind.HEARTBEAT, UNFAMILIAR)
 """Kinds of events that also others tell than the scheduler's side."""
 _ENTER: dict[str, Callable[[Causes, Any], None]] = {
     Kind.REQUEST_START: Causes._enter_request_start,

@@ -123,9 +123,9 @@ class Deadlines:
         waited_s = (until_ns - time.of(since)) / 1e9
         if waited_s < pending.within_s:
             return False
-        from_ns = time.of(engine.flow.turn(since, by_number=number) if pending.in_turn else since)
+        from_ns = time.of(engine.flow.turn(since, by_number=number) if pending.after_earlier_transfers else since)
         counted_ns = pending.counted.between(from_ns, until_ns)
-        counted_s = max(counted_ns / 1e9, min(pending.asked_s, (until_ns - from_ns) / 1e9))
+        counted_s = max(counted_ns / 1e9, min(pending.min_active_s, (until_ns - from_ns) / 1e9))
         if counted_s < pending.within_s:
             return False
         numbers = {"waited_s": round(waited_s, 1), "counted_s": round(counted_s), **pending.drift.numbers}

@@ -17,11 +17,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from msgspec.structs import replace
 
-from kvtrail.tracer.causes.causes import OF_ANY_ROLE, Causes
+from kvtrail.tracer.causes.causes import KINDS_OF_ANY_ROLE, Causes
 from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.detect.deadlines import MAY_WAIT, Deadlines
 from kvtrail.tracer.detect.judgements import Judgements, by_field
-from kvtrail.tracer.detect.pairs import Heard, Pairs
+from kvtrail.tracer.detect.pairs import Pairs, RemoteHandoff
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd, RequestStart, Reset
@@ -75,7 +75,7 @@ class Detector:
         on_fact: Callable[[Fact, Account], None] | None = None,
         on_causes: Callable[[Event, Breakdown], None] | None = None,
         on_reset: Callable[[Reset], None] | None = None,
-        on_handoff: Callable[[Heard], None] | None = None,
+        on_handoff: Callable[[RemoteHandoff], None] | None = None,
         on_handed_over: Callable[[HandedOver], None] | None = None,
         on_error: Callable[[str, Exception], None] | None = None,
         came_before: Mapping[str, int] | None = None,
@@ -86,7 +86,7 @@ class Detector:
             on_fact: gets each fact that such an event establishes, before the listener gets the event.
             on_causes: gets each admission once, when the parts of its prompt are final, and the event that made them so.
             on_reset: gets each time that a connector was asked to forget what it holds.
-            on_handoff: gets each event of a hand-off, once it is entered; `hear` takes it.
+            on_handoff: gets each event of a hand-off, once it is entered; `ingest_remote` takes it.
             on_handed_over: gets each end of a hand-off, on either side.
             on_error: gets what a rule raised, or the accounting itself, with its name: the rule answers `unknown` then.
             came_before: by recorder, the highest number that an earlier detector has heard. What does not come again of the
@@ -155,11 +155,11 @@ class Detector:
             self._drop_surplus(len(self.accounts) - self._max_requests)
         return self._judgements.take()
 
-    def hear(self, those: Iterable[Heard]) -> tuple[list[Heard], list[Finding]]:
+    def ingest_remote(self, those: Iterable[RemoteHandoff]) -> tuple[list[RemoteHandoff], list[Finding]]:
         """Enter events of hand-offs that were given to `on_handoff`: by the sidecar that had the same engines before it was
         started again, or by one that has the other side's. Returns those that were not heard before, and the findings as
         `feed` does."""
-        return self._pairs.hear(those), self._judgements.take()
+        return self._pairs.ingest_remote(those), self._judgements.take()
 
     def settle(self, *, before_ns: int | None = None, is_enough: Callable[[], bool] = _never) -> list[Finding]:
         """Give up on missing events: everywhere, or where an event waits that arrived before `before_ns`. Once there
@@ -293,11 +293,11 @@ class Detector:
         for name, event in doubted.items():
             if (recorder := self._recorders.get(name)) is not None:
                 here = replace(event, sequence=recorder.order.expected)
-                recorder.engine.lose(Unknown.LOST, before=here)
-                recorder.causes.lose(NotRecorded.LOST, before=here)
+                recorder.engine.mark_gap(Unknown.LOST, before=here)
+                recorder.causes.mark_gap(NotRecorded.LOST, before=here)
         for key, account in self.accounts.items():
             if account.recorder in doubted:
-                account.lose(Unknown.LOST)
+                account.mark_gap(Unknown.LOST)
                 self.changed.append(key)
 
     # Requests.
@@ -326,7 +326,7 @@ class Detector:
         if request is None:
             request = self._requests[key] = TrackedRequest(self._open_account(key), event.launch)
             if event.sequence < recorder.order.expected - 1:  # of one that was forgotten: the others do not come again
-                request.account.lose(Unknown.LOST)
+                request.account.mark_gap(Unknown.LOST)
         elif request.is_past(event):
             return
         elif request.is_over_by(event):
@@ -357,14 +357,14 @@ class Detector:
         else:
             return False
         if known is not None and known != event.span_id:
-            request.account.lose(Unknown.LOST)
+            request.account.mark_gap(Unknown.LOST)
         return True
 
     def _skip_gaps(self, request: TrackedRequest, stream: Stream, recorder: TrackedRecorder) -> None:
         joined_late = stream.expected == 0 and recorder.engine.missing is Unknown.LATE
         for number in sorted(stream.early):
             if number > stream.expected:
-                request.account.lose(Unknown.LATE if joined_late else Unknown.LOST, before=stream.early[number][1])
+                request.account.mark_gap(Unknown.LATE if joined_late else Unknown.LOST, before=stream.early[number][1])
                 if recorder.engine.missing is None:  # otherwise they are missing among the recorder's numbers, too
                     self.lost[request.account.engine] += number - stream.expected
                 stream.skip(number)
@@ -412,7 +412,7 @@ class Detector:
                 self._listener(event, account)
         except Exception as error:
             self._judgements.failed("account", error)
-            account.lose(Unknown.RULE)
+            account.mark_gap(Unknown.RULE)
         if account.ended_ns is not None:
             self.finished[account.engine, account.request] = self._at_ns
             if event.lacks is not None and type(event) is RequestEnd:
@@ -432,7 +432,7 @@ class Detector:
         if isinstance(event, RequestStart):
             account = self._new_account(key, request)
             if len(request.streams) > 1:
-                account.lose(Unknown.REUSED)
+                account.mark_gap(Unknown.REUSED)
         elif account.status == "abandoned":
             self._come_back(account)
         return account
@@ -475,17 +475,17 @@ class Detector:
             _, event = order.early.pop(number)
             elapsed_ns = event.end_ns - engine.time.now_ns
             if order.expected > 0 and is_too_far(number, order.expected, elapsed_ns):
-                engine.lose(Unknown.LOST, before=event)
-                recorder.causes.lose(NotRecorded.LOST, before=event)
+                engine.mark_gap(Unknown.LOST, before=event)
+                recorder.causes.mark_gap(NotRecorded.LOST, before=event)
                 continue  # nobody can have got there yet: the next ones are those after the last, as before
             if number > order.expected:
                 heard = max(order.expected, self._came_before.get(event.recorder, -1) + 1)
                 if order.expected == 0 or number <= heard:
-                    engine.lose(Unknown.LATE, before=event)
-                    recorder.causes.lose(NotRecorded.LATE, before=event)
+                    engine.mark_gap(Unknown.LATE, before=event)
+                    recorder.causes.mark_gap(NotRecorded.LATE, before=event)
                 else:
-                    engine.lose(Unknown.LOST, before=event)
-                    recorder.causes.lose(NotRecorded.LOST, before=event)
+                    engine.mark_gap(Unknown.LOST, before=event)
+                    recorder.causes.mark_gap(NotRecorded.LOST, before=event)
                     self.lost[event.engine] += number - heard
             self._enter_engine(event, recorder)
             order.expected = number + 1
@@ -510,16 +510,16 @@ class Detector:
             engine.clocks.enter(event, engine.time.now_ns, engine.loads, engine.kept)
         except Exception as error:
             self._judgements.failed("engine", error)
-            engine.lose(Unknown.RULE, before=event)
+            engine.mark_gap(Unknown.RULE, before=event)
         if is_of_pairs:
             self._pairs.after(event, engine)
-        if event.role == SCHEDULER or kind in OF_ANY_ROLE:
+        if event.role == SCHEDULER or kind in KINDS_OF_ANY_ROLE:
             causes = recorder.causes
             try:
                 causes.enter(event)
             except Exception as error:
                 self._judgements.failed("causes", error)
-                causes.lose(NotRecorded.LOST, before=event)
+                causes.mark_gap(NotRecorded.LOST, before=event)
             if causes.breakdowns:
                 self._explain(event, causes)
         if event.request is not None:

@@ -28,7 +28,7 @@ Number = tuple[str, int]
 """A recorder, and its number of an event."""
 
 
-class Heard(NamedTuple):
+class RemoteHandoff(NamedTuple):
     """An event of a hand-off, as a sidecar entered it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Pairs:
         judges: tuple[Judges, Judges],
         judgements: Judgements,
         handoffs: HandOffs,
-        listener: Callable[[Heard], None] | None,
+        listener: Callable[[RemoteHandoff], None] | None,
         came_before: Mapping[str, int],
     ) -> None:
         """`judges` are those for an engine with requests that are not recorded, and for any other; `handoffs` is empty;
@@ -72,7 +72,7 @@ class Pairs:
         self._judgements, self._listener = judgements, listener
         self._came_before = came_before
         self._heard: BoundedDict[Number, None] = BoundedDict(MAX_HEARD)
-        self._unnamed: BoundedDict[Place, list[Heard]] = BoundedDict(MAX_UNNAMED)
+        self._unnamed: BoundedDict[Place, list[RemoteHandoff]] = BoundedDict(MAX_UNNAMED)
         """What was entered of hand-offs before it was known what they are called."""
         self._waiting: list[Pair] = []
         """The hand-offs of a heartbeat that is being entered."""
@@ -97,7 +97,7 @@ class Pairs:
             for pair in self._waiting or self.handoffs.about(event):
                 self._keep(event, pair, engine.lost_number)
 
-    def hear(self, those: Iterable[Heard]) -> list[Heard]:
+    def ingest_remote(self, those: Iterable[RemoteHandoff]) -> list[RemoteHandoff]:
         """Judge and enter events that were kept, in the order in which a sidecar entered them; returns those that were not
         heard before."""
         fresh = []
@@ -120,7 +120,7 @@ class Pairs:
                     self.handoffs.enter_end(event, is_known=True)
                 else:
                     engine.apply(event)
-                self.handoffs.lose(event.recorder)  # allocations are not kept
+                self.handoffs.mark_gap(event.recorder)  # allocations are not kept
             except Exception as error:
                 self._judgements.failed("engine", error)
             self.handoffs.apart = None
@@ -135,7 +135,7 @@ class Pairs:
         assert self._listener is not None
         request = event.request or (pair.released.request if pair.released is not None else None) or ""
         loads = len(pair.loads) - (event.kind is Kind.RECEIVED)
-        heard = Heard(event, request, pair.keys, lost_number, loads)
+        heard = RemoteHandoff(event, request, pair.keys, lost_number, loads)
         if heard.keys:
             for early in self._unnamed.pop((event.engine, request), ()):
                 self._listener(early._replace(keys=heard.keys))
@@ -143,7 +143,7 @@ class Pairs:
             self._not_named(heard)
         self._listener(heard)
 
-    def _not_named(self, heard: Heard) -> None:
+    def _not_named(self, heard: RemoteHandoff) -> None:
         some = self._unnamed.setdefault((heard.event.engine, heard.request), [])
         if len(some) < MAX_EARLY:
             some.append(heard)

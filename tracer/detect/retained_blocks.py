@@ -24,7 +24,7 @@ class KeptFor(StrEnum):
     """The requests that were to load it have ended, or failed to."""
 
 
-class KeptHandOff(NamedTuple):
+class RetainedHandoff(NamedTuple):
     """A hand-off for which an engine keeps blocks.
 
     Attributes:
@@ -43,7 +43,7 @@ class KeptHandOff(NamedTuple):
     age_ns: int
 
 
-def kept_handoffs(detector: Detector) -> Iterator[KeptHandOff]:
+def retained_handoffs(detector: Detector) -> Iterator[RetainedHandoff]:
     """All of them."""
     for account, now_ns in detector.waiting():
         evidence = account.evidence
@@ -55,7 +55,7 @@ def kept_handoffs(detector: Detector) -> Iterator[KeptHandOff]:
         takers = waiting or pair.readers
         tokens = pair.given.handoff_tokens or 0
         named = len(end.blocks_ids or ()) or (0 if evidence.blocks is None else evidence.blocks.held)
-        yield KeptHandOff(
+        yield RetainedHandoff(
             engine=account.engine,
             request=account.request,
             taker=takers[0].engine if takers else NOBODY,

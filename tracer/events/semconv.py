@@ -159,7 +159,7 @@ PROVIDER = Attribute("gen_ai.provider.name", str, "Always `vllm`.")
 OUTPUT_TOKENS = Attribute(
     "gen_ai.usage.output_tokens", int, "The same as `kvtrail.tokens.output`, where that is known."
 )
-OF_ROOT: tuple[Attribute, ...] = (REQUEST_MODEL, CALLERS_ID, OPERATION, PROVIDER, OUTPUT_TOKENS)
+ROOT_SPAN_ATTRIBUTES: tuple[Attribute, ...] = (REQUEST_MODEL, CALLERS_ID, OPERATION, PROVIDER, OUTPUT_TOKENS)
 """What the root says for tools that know nothing of kvtrail. Ours reads it elsewhere: it is no field of an event."""
 CUT_OFF = "cut_off"
 """The outcome of a request that was open when its engine ended."""

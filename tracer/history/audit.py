@@ -21,7 +21,7 @@ from kvtrail.tracer.ingest.trace_file import by_time
 from kvtrail.tracer.ledger.handoff_sums import Flow
 from kvtrail.tracer.liveness.deaths import Death
 from kvtrail.tracer.liveness.engine import EngineState
-from kvtrail.tracer.liveness.outcome import described, impact_of, outcome_of
+from kvtrail.tracer.liveness.request_outcome import described, impact_of, outcome_of
 from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict, by_weight
 from kvtrail.tracer.model.outcomes import Impact

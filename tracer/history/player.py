@@ -83,7 +83,7 @@ class _AccountReplay:
         """Enter the next event, as the detector does; returns how many are missing before it."""
         gap = event.request_sequence - self.expected.get(event.recorder, 0)
         if gap:
-            self.account.lose(Unknown.LOST)
+            self.account.mark_gap(Unknown.LOST)
         if gap < 0:  # a repeated number, on another span: it counts once
             return 0
         self.expected[event.recorder] = event.request_sequence + 1

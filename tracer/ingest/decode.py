@@ -29,7 +29,7 @@ _NAMESPACE = f"{semconv.SCOPE}."
 _OUTCOME = KEYS["outcome"]
 _ENGINE, _RECORDER = semconv.ENGINE_ID.key, semconv.RECORDER_ID.key
 _FOR_OTHERS: dict[str, tuple[str, ...]] = dict.fromkeys(
-    (Kind.REQUEST, Kind.CUT_OFF), tuple(each.key for each in semconv.OF_ROOT)
+    (Kind.REQUEST, Kind.CUT_OFF), tuple(each.key for each in semconv.ROOT_SPAN_ATTRIBUTES)
 )
 """Attributes that recorders write for other backends, by kind. They are no fields of an event."""
 _OPTIONAL = (
@@ -132,7 +132,7 @@ def _enter(ids: Ids, values: dict[str, Any]) -> None:
     values["start_ns"] = start_ns or ids[3]  # without a start it is a moment
 
 
-def taken_apart(span: Span) -> list[Span]:
+def split_step_spans(span: Span) -> list[Span]:
     """The span itself; of a step, a `kv.schedule` for each row instead, unless its columns do not fit together."""
     if span.name != semconv.STEP_SPAN or span.scope != semconv.SCOPE:
         return [span]
@@ -345,7 +345,7 @@ class Decoder(ABC, Generic[Data, Encoded]):
             each
             for resource, scope, spans in self._lists(data)
             for span in spans
-            for each in taken_apart(self._span(span, resource, scope))
+            for each in split_step_spans(self._span(span, resource, scope))
         ]
 
     def decoded(self, data: Data) -> Decoded:

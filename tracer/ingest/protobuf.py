@@ -34,7 +34,7 @@ from kvtrail.tracer.ingest.decode import (
     MalformedOtlp,
     Refused,
     Remembered,
-    taken_apart,
+    split_step_spans,
 )
 
 _ONCE = frozenset({semconv.SEQUENCE.key, KEYS["chunk_keys"]})
@@ -79,7 +79,7 @@ class ProtobufDecoder(Decoder[bytes, Any]):
         with _refusal():
             for resource, scope, spans in self._lists(data):
                 for span, number in zip(spans, numbers, strict=False):
-                    yield from ((number, each) for each in taken_apart(self._span(span, resource, scope)))
+                    yield from ((number, each) for each in split_step_spans(self._span(span, resource, scope)))
 
     def decoded(self, data: bytes) -> Decoded:
         with _refusal():

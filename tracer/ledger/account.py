@@ -280,7 +280,7 @@ class Account(Struct, eq=False):
         """Whether every event of the request is known."""
         return self.missing is None
 
-    def lose(self, why: Unknown, *, before: Event | None = None) -> None:
+    def mark_gap(self, why: Unknown, *, before: Event | None = None) -> None:
         """Events of the request are missing before this one; without it, nothing that comes afterwards can be relied on."""
         self.missing = self.missing or why
         evidence = self.evidence
@@ -416,7 +416,7 @@ class Account(Struct, eq=False):
             self.status = "abandoned"
 
     def _enter_unfamiliar(self, event: Unfamiliar) -> None:
-        self.lose(Unknown.NEWER, before=event)
+        self.mark_gap(Unknown.NEWER, before=event)
 
     def _enter_request_start(self, event: RequestStart) -> Began:
         self.total = self.prompt = event.total

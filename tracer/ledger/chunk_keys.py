@@ -56,7 +56,7 @@ class ChunkKeys:
     def stored(self, keys: Sequence[str]) -> None:
         """The store holds these chunks from now on."""
         if len(self._held) >= MAX_KEYS:
-            self.lose(Unknown.MANY)
+            self.mark_gap(Unknown.MANY)
         self._held.update(keys)
         if self.lost is not None:
             self._absent.difference_update(keys)
@@ -84,7 +84,7 @@ class ChunkKeys:
         the next claim can be judged; what it claimed too much of them before is not found."""
         if self.lost is not None:
             if len(self._held) >= MAX_KEYS:
-                self.lose(Unknown.MANY)
+                self.mark_gap(Unknown.MANY)
             self._held.update(key for key in keys if key not in self._absent)
 
     def listed(self, keys: Sequence[str], *, first: bool, last: bool) -> None:
@@ -100,7 +100,7 @@ class ChunkKeys:
             self._absent.clear()
             self.lost = self._listed = None
 
-    def lose(self, why: Unknown) -> None:
+    def mark_gap(self, why: Unknown) -> None:
         """Forget all keys: any chunk may have been stored or evicted unseen, or there are too many."""
         self._held.clear()
         self._absent.clear()

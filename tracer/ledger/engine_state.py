@@ -157,20 +157,20 @@ class Engine:
         """The last lookup of the event's request by the event's connector."""
         return self.lookups.get(event.request or "", {}).get(event.connector_id)
 
-    def lose(self, why: Unknown, *, before: Event) -> None:
+    def mark_gap(self, why: Unknown, *, before: Event) -> None:
         """Events are missing before this one: forget all that they may have changed."""
         self.missing, self.lost_number = why, before.sequence - 1
-        self.flow.lose(before)
+        self.flow.mark_gap(before)
         for known in self.stores.values():
-            known.lose(why)
+            known.mark_gap(why)
         for facts in (
             self.met, self.tables, self.unknown_tables, self.admitted, self.transfers, self.contested, self.undecided,
             self.jobs, self.loads, self.lookups,
             self.invalid, self.recomputing, self.ran_since, self.kept, self.transfer_ends, self.given, self.left, self.states,
         ):  # fmt: skip
             facts.clear()
-        self.handoffs.lose(before.recorder)
-        self.clocks.lose()
+        self.handoffs.mark_gap(before.recorder)
+        self.clocks.mark_gap()
         self.short = None
 
     def apply(self, event: Event) -> None:
@@ -187,7 +187,7 @@ class Engine:
             enter(self, event)
 
     def _enter_unfamiliar(self, event: Unfamiliar) -> None:
-        self.lose(Unknown.NEWER, before=event)
+        self.mark_gap(Unknown.NEWER, before=event)
 
     def _enter_request_start(self, event: RequestStart) -> None:
         self.met[event.request or ""] = Identity(event.identity, event.adapter_version)
@@ -223,7 +223,7 @@ class Engine:
                 self.handoffs.enter_given_out(event, table.new_from(0 if lookup is None else lookup.computed))
             else:
                 self.tables.pop(request, None)
-                self.handoffs.lose(event.recorder)
+                self.handoffs.mark_gap(event.recorder)
         if not event.allocated or event.error is not None or lookup is None:
             return
         if lookup.is_async:

@@ -467,7 +467,7 @@ class HandOffs:
                 if pair.followed and pair.late is None and pair.given_out is None:
                     pair.given_out = event
 
-    def lose(self, recorder: str) -> None:
+    def mark_gap(self, recorder: str) -> None:
         """Who is given which blocks is not known any more."""
         for pair in self._followed.pop(recorder, {}).values():
             if pair.late is None:

@@ -152,7 +152,7 @@ class DeadlineClocks:
     _spare_ns: int | None = None
     """What the recorder reported last."""
 
-    def lose(self) -> None:
+    def mark_gap(self) -> None:
         """Events are missing: who runs or loads is not known."""
         self.running.clear()
         self.is_known = False

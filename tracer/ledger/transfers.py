@@ -102,7 +102,7 @@ class TransferFlow:
     _resumed: Event | None = None
     """The first event after the last missing ones."""
 
-    def lose(self, before: Event) -> None:
+    def mark_gap(self, before: Event) -> None:
         """Events are missing before this one; any of them may have been an end."""
         self._resumed = before
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
 from kvtrail.tracer.liveness.engine import EngineState, Evidence, goes_on, is_fatal, transition
-from kvtrail.tracer.liveness.outcome import has_failed, is_lost
+from kvtrail.tracer.liveness.request_outcome import has_failed, is_lost
 from kvtrail.tracer.model.findings import Finding, Severity
 
 E = TypeVar("E", bound=Event)

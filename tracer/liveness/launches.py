@@ -22,8 +22,8 @@ from kvtrail.tracer.liveness.engine import (
     supersedes,
     transition,
 )
-from kvtrail.tracer.liveness.outcome import has_failed, is_lost
 from kvtrail.tracer.liveness.recorders import Contact, Recorders, RecorderState
+from kvtrail.tracer.liveness.request_outcome import has_failed, is_lost
 from kvtrail.tracer.model.findings import Finding
 
 SETTLED_NS = 15 * 10**9

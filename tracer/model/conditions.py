@@ -38,8 +38,8 @@ TEXTS = ("tenant", "connector", "prefix")
 UNKNOWN = "unknown"
 """The tenant, connector or prefix of requests with which it is not recorded."""
 ENDING = "ending"
-"""How a request ended as far as its account says (`liveness.outcome.ending_of`): no name that anybody may write, since the
-outcome depends on the engine, too."""
+"""How a request ended as far as its account says (`liveness.request_outcome.ending_of`): no name that anybody may write,
+since the outcome depends on the engine, too."""
 AMONG = "in"
 """The operator of a condition on the `ENDING`, with a tuple of texts as its value, each an engine and an ending."""
 NAMES = (*TIMES, *COUNTS, *CAUSES, *TEXTS)

@@ -1,4 +1,4 @@
-"""The words for how a request ended and for what a finding did; `liveness/outcome.py` decides which of them holds."""
+"""The words for how a request ended and for what a finding did; `liveness/request_outcome.py` decides which of them holds."""
 
 from __future__ import annotations
 

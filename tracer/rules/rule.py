@@ -161,16 +161,16 @@ class Pending:
         drift: what it is if it waits too long; `waited_s` and `counted_s` are added to its numbers.
         within_s: how much counted time it may take, in seconds.
         counted: which part of the recorder's time counts.
-        in_turn: whether it counts only since the connector has ended what it had begun before.
-        asked_s: counted time at least, in seconds, whatever part of the time counts.
+        after_earlier_transfers: whether it counts only since the connector has ended what it had begun before.
+        min_active_s: counted time at least, in seconds, whatever part of the time counts.
     """
 
     since: Event
     drift: Drift
     within_s: float
     counted: CountedTime
-    in_turn: bool = False
-    asked_s: float = 0.0
+    after_earlier_transfers: bool = False
+    min_active_s: float = 0.0
 
 
 class DeadlineRule(Rule):

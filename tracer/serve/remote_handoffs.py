@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kvtrail.tracer.detect.pairs import Heard
+from kvtrail.tracer.detect.pairs import RemoteHandoff
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.store.handoffs import HandoffRow, heard_of
 
@@ -28,7 +28,7 @@ MAX_ASKED = 50_000
 class Judging(Protocol):
     """What judges."""
 
-    def hear(self, those: Iterable[Heard]) -> bool:
+    def ingest_remote(self, those: Iterable[RemoteHandoff]) -> bool:
         """Judge what another sidecar has; False if that cannot be done yet."""
 
     def own_handoffs(self) -> Iterable[str]:
@@ -67,13 +67,13 @@ class RemoteHandoffs:
     def ask(self, store: Shared) -> None:
         """Ask for what is due. Raises StoreError."""
         if self._asked is None:
-            if not self._judging.hear(()):
+            if not self._judging.ingest_remote(()):
                 return  # it reads back what it knew
             self._asked = BoundedDict(MAX_ASKED)
             self._want(self._judging.own_handoffs())
         now_s = self._clock()
         due = [key for key, asked in self._asked.items() if asked.due_s <= now_s]
-        if due and self._judging.hear(heard_of(store.handoffs(due))):
+        if due and self._judging.ingest_remote(heard_of(store.handoffs(due))):
             for key in due:
                 asked = self._asked[key]
                 if now_s - asked.since_s > ASKED_FOR_S:

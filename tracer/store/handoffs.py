@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvtrail.tracer.detect.pairs import Heard
+from kvtrail.tracer.detect.pairs import RemoteHandoff
 from kvtrail.tracer.events.events import CLASSES
 
 _encode = msgspec.json.Encoder().encode
 
 
 class HandoffRow(NamedTuple):
-    """A `Heard`.
+    """A `RemoteHandoff`.
 
     Attributes:
         engine, recorder, sequence, kind, at_ns: of the event; when it ended.
-        request, keys, lost_number, loads, is_own: as `Heard` has them.
+        request, keys, lost_number, loads, is_own: as `RemoteHandoff` has them.
         body: the event as a JSON object, by the names on the wire, without what has its default.
     """
 
@@ -35,7 +35,7 @@ class HandoffRow(NamedTuple):
     body: str
 
 
-def row_of(heard: Heard) -> HandoffRow:
+def row_of(heard: RemoteHandoff) -> HandoffRow:
     """The row of an event. Raises UnicodeError or OverflowError if no database can hold it."""
     event = heard.event
     fields = msgspec.structs.fields(event)
@@ -47,11 +47,11 @@ def row_of(heard: Heard) -> HandoffRow:
     return HandoffRow(*about, *kept, _encode(values).decode())
 
 
-def heard_of(rows: Iterable[HandoffRow]) -> Iterator[Heard]:
+def heard_of(rows: Iterable[HandoffRow]) -> Iterator[RemoteHandoff]:
     """The events of rows, without those that only another version of kvtrail can read."""
     for row in rows:
         try:
             event = msgspec.json.decode(row.body, type=CLASSES[row.kind])
         except (KeyError, msgspec.MsgspecError):
             continue
-        yield Heard(event, row.request, row.keys, row.lost_number, row.loads, row.is_own)
+        yield RemoteHandoff(event, row.request, row.keys, row.lost_number, row.loads, row.is_own)

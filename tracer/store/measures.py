@@ -63,7 +63,7 @@ class MeasureReader(Database):
         return int(self.ask(f"SELECT count(*) {selected}", **values)[0][0])
 
     def endings(self, which: Selection) -> list[tuple[str, str, int]]:
-        """How many of these requests each engine has with each ending, as `liveness.outcome.ending_of` gives it."""
+        """How many of these requests each engine has with each ending, as `liveness.request_outcome.ending_of` gives it."""
         selected, values = self.selected(which)
         return self.ask(f"SELECT engine, ending, count(*) {selected} GROUP BY engine, ending", **values)
 

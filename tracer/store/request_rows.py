@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from kvtrail.tracer.ledger.lanes import Lane
-from kvtrail.tracer.liveness.outcome import ending_of
+from kvtrail.tracer.liveness.request_outcome import ending_of
 from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.conditions import COUNTS, ENDING, TIMES, UNKNOWN
 

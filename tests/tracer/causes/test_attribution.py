@@ -39,7 +39,7 @@ def cache(rng: random.Random, name: str, chain: list[bytes]) -> CacheModel:
         )
         cache.record(chain[first : rng.randrange(first, len(chain)) + 1], reported)
         if rng.random() < 0.15:
-            cache.lose(number, NotRecorded.LOST)
+            cache.mark_gap(number, NotRecorded.LOST)
     return cache
 
 

@@ -66,7 +66,7 @@ def test_after_a_loss_an_emptied_cache_holds_nothing_old() -> None:
     cache = CacheModel("gpu")
     cache.is_reported = True
     cache.record([key(1)], BlockChange(BlockState.HELD, 1))
-    cache.lose(5, NotRecorded.LOST)
+    cache.mark_gap(5, NotRecorded.LOST)
     assert states(cache, range(3)) == [BlockState.UNSURE] * 3
     cache.clear(BlockChange(BlockState.RESET, 7))
     assert states(cache, range(3)) == [BlockState.ABSENT] * 3

@@ -31,7 +31,7 @@ def splits(events: Sequence[Event], *, without: Sequence[int] = ()) -> list[Brea
             lost = True
             continue
         if lost:
-            causes.lose(NotRecorded.LOST, before=event)
+            causes.mark_gap(NotRecorded.LOST, before=event)
             lost = False
         causes.enter(event)
     return list(dict.fromkeys(causes.breakdowns))

@@ -147,7 +147,7 @@ def test_what_another_engine_computed_was_not_handed_over(before: str, taken: st
     ):
         for event in history(text, connector="NixlConnector"):
             if is_lost and isinstance(event, Handoff) and event.request != "z-cmpl-1-0-0123abcd":
-                causes.lose(NotRecorded.LOST, before=event)
+                causes.mark_gap(NotRecorded.LOST, before=event)
                 continue
             if isinstance(event, Lookup):
                 event = structs.replace(event, cache_identity="0123456789abcdef")

@@ -165,7 +165,7 @@ def test_a_hit_with_its_state_lost_from_the_recording_has_an_unknown_end() -> No
     assert joint is not None
     cache = model([CHAIN[:8], [CHAIN[1]]], [[], [CHAIN[6]]])
     assert joint.held(cache, CHAIN, SIZE, 8 * SIZE, lambda key: False) == (2 * SIZE, 2 * SIZE)
-    cache.lose(100, cache.why)
+    cache.mark_gap(100, cache.why)
     assert joint.held(cache, CHAIN, SIZE, 8 * SIZE, lambda key: False) == (0, 8 * SIZE)
     cache.group(1).record([CHAIN[3]], BlockChange(BlockState.HELD, 101, group=1))
     cache.group(1).record(CHAIN[5:8], BlockChange(BlockState.EVICTED, 102, group=1))

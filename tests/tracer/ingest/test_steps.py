@@ -214,5 +214,5 @@ def test_a_foreign_span_of_that_name_is_left_alone() -> None:
         span for span in protobuf.spans(changed(recorded(), "kvtrail.step.requests", None)) if span.name == "kv.step"
     ]
     foreign: Span = replace(step, scope="other")
-    assert decode.taken_apart(foreign) == [foreign]
+    assert decode.split_step_spans(foreign) == [foreign]
     assert decode.from_span(foreign) is None

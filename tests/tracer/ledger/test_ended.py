@@ -12,7 +12,7 @@ from kvtrail.tracer.ledger import account as ledger
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.phases import Phase
 from kvtrail.tracer.liveness.engine import EngineState
-from kvtrail.tracer.liveness.outcome import outcome_of
+from kvtrail.tracer.liveness.request_outcome import outcome_of
 
 OPEN = "L 600 c0 h0 -> 512 async\nA 512 [1-19]\n"
 AFTER = {

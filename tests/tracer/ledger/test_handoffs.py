@@ -11,7 +11,7 @@ from pair_stories import EXPIRED, GIVES
 from pair_stories import TAKES as DECODE
 
 from kvtrail.dashboard.content.request.account import handoff_text
-from kvtrail.tracer.detect.retained_blocks import KeptFor, kept_handoffs
+from kvtrail.tracer.detect.retained_blocks import KeptFor, retained_handoffs
 from kvtrail.tracer.events.events import Event, Free, Handoff, Heartbeat, RequestEnd
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.handoff_sums import NOBODY
@@ -105,9 +105,9 @@ def test_what_an_engine_keeps_for_whom() -> None:
         (DECODE.replace("<d> R", "<d> R failed\n<d> end aborted"), "d", KeptFor.ABANDONED),
         ("<d> start 600\n<d> takes h1 600/600 of a\n<d> end aborted", "d", KeptFor.ABANDONED),
     ):
-        (kept,) = kept_handoffs(judge(history(text + more, connector="NixlConnector")))
+        (kept,) = retained_handoffs(judge(history(text + more, connector="NixlConnector")))
         assert (kept.engine, kept.tokens, kept.taker, kept.state) == ("engine", 600, taker, state), more
-    assert not list(kept_handoffs(judge(history(text + "read\nsent", connector="NixlConnector"))))
+    assert not list(retained_handoffs(judge(history(text + "read\nsent", connector="NixlConnector"))))
 
 
 def test_a_connector_that_pushes_cannot_distinguish_two_requests_with_one_id_of_the_clients() -> None:

@@ -27,5 +27,5 @@ class LateFree(DeadlineRule):
             return Pending(end, Drift(numbers, [end]), max(self.after_s, keep_s + MARGIN_S), stepping)
         if evidence.loading is not None:
             drift = Drift({"loading": evidence.loading.allocated}, [evidence.loading])
-            return Pending(evidence.ended, drift, self.after_s, stepping, in_turn=True)
+            return Pending(evidence.ended, drift, self.after_s, stepping, after_earlier_transfers=True)
         return None

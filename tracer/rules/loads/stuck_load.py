@@ -40,7 +40,7 @@ class StuckLoad(DeadlineRule):
                 Drift({"allocated": alloc.allocated}, [alloc]),
                 within_s(alloc, alloc.allocated, engine),
                 engine.clocks.stepping,
-                in_turn=True,
+                after_earlier_transfers=True,
             )
         every_step_is_known = (  # later ones are recorded since the error, whatever they say
             step is not None and step.blocks_ids is not None and step.sequence >= account.evidence.known_from

@@ -26,6 +26,6 @@ class EndlessDeferral(DeadlineRule):
             Drift(numbers, [deferred]),
             within_s,
             engine.clocks.spare,
-            in_turn=True,
-            asked_s=evidence.deferred_ns / 1e9,
+            after_earlier_transfers=True,
+            min_active_s=evidence.deferred_ns / 1e9,
         )

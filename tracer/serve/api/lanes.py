@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from kvtrail.tracer.ledger.lanes import Window, segments
 from kvtrail.tracer.ledger.phases import WORDS
 from kvtrail.tracer.liveness.engine import CONTACT_NS
-from kvtrail.tracer.liveness.outcome import is_over
+from kvtrail.tracer.liveness.request_outcome import is_over
 from kvtrail.tracer.serve.api.filters import MAX_NS, Where
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver, deaths
 from kvtrail.tracer.serve.api.process_state import Live

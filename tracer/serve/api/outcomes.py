@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvtrail.tracer.liveness.engine import EngineState, Launch, at_present, last_launches
-from kvtrail.tracer.liveness.outcome import impact_of, of_ending, outcome_of
+from kvtrail.tracer.liveness.request_outcome import impact_of, of_ending, outcome_of
 from kvtrail.tracer.model.conditions import AMONG, ENDING, Condition
 from kvtrail.tracer.model.known import KnownFindings, place_of
 from kvtrail.tracer.model.outcomes import Outcome

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.retained_blocks import KeptHandOff
+from kvtrail.tracer.detect.retained_blocks import RetainedHandoff
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import CONTACT_NS, EngineState, last_launches
 from kvtrail.tracer.liveness.recorders import Recorders
@@ -34,7 +34,7 @@ class FleetProcess:
         self.spans_stored = self.events_missing = self.spans_behind = 0
         self.recorders = Recorders()
         self.handoffs = HandOffs()
-        self.kept: list[KeptHandOff] = []
+        self.kept: list[RetainedHandoff] = []
         self.errors = errors
         self.known_findings = known_findings or KnownFindingsFile()
         self._reader = reader
@@ -49,7 +49,7 @@ class FleetProcess:
 
     def handoffs_called(self, keys: Collection[str]) -> HandOffs:
         known = Detector(rules=())
-        known.hear(heard_of(self._reader.handoffs(keys)))
+        known.ingest_remote(heard_of(self._reader.handoffs(keys)))
         return known.handoffs
 
     def running(self) -> set[str]:

@@ -15,7 +15,7 @@ from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 
 from kvtrail import __version__
-from kvtrail.tracer.detect.retained_blocks import KeptHandOff
+from kvtrail.tracer.detect.retained_blocks import RetainedHandoff
 from kvtrail.tracer.rules import pages
 from kvtrail.tracer.serve.access import OnlyWithToken
 from kvtrail.tracer.serve.allowed_hosts import OnlyAllowedHosts
@@ -291,7 +291,7 @@ def handed_over(
         if flow.handoffs and (chosen is None or giver in chosen or taker in chosen)
     ]
     pools = {recorder.engine: recorder.pool_blocks for recorder in process.recorders.values() if recorder.pool_blocks}
-    by_pair: dict[tuple[str, str, str], list[KeptHandOff]] = {}
+    by_pair: dict[tuple[str, str, str], list[RetainedHandoff]] = {}
     for each in process.kept:
         if chosen is None or each.engine in chosen:
             by_pair.setdefault((each.engine, each.taker, each.state), []).append(each)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.retained_blocks import KeptFor, KeptHandOff
+from kvtrail.tracer.detect.retained_blocks import KeptFor, RetainedHandoff
 from kvtrail.tracer.liveness.recorders import INFO, Contact, RecorderState
 from kvtrail.tracer.model.findings import Finding
 
@@ -76,7 +76,7 @@ class EngineGauges:
 def engine_gauges(
     recorders: Iterable[RecorderState],
     detector: Detector,
-    kept: Sequence[KeptHandOff],
+    kept: Sequence[RetainedHandoff],
     is_known: Callable[[Finding], bool],
 ) -> list[EngineGauges]:
     """The gauges of every engine that has a recorder; `kept` are the hand-offs with kept blocks, and `is_known` says

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.retained_blocks import KeptHandOff, kept_handoffs
+from kvtrail.tracer.detect.retained_blocks import RetainedHandoff, retained_handoffs
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event
@@ -53,7 +53,7 @@ class Engines:
         nanoseconds."""
         self.recorders = Recorders()
         self.launches = Launches(stored, heard, at_ns=time.monotonic_ns(), on_changes=self._count_launches)
-        self.kept: list[KeptHandOff] = []
+        self.kept: list[RetainedHandoff] = []
         self._metrics = metrics
         self._noted: BoundedDict[str, int] = BoundedDict(MAX_RECORDERS)
         """By recorder: when the store noted its engine."""
@@ -119,7 +119,7 @@ class Engines:
             name: EngineGauges(engine=name, info=last.info, heard_ns=last.heard_ns)
             for name, last in self._shown.items()
         }
-        self.kept = list(kept_handoffs(detector))
+        self.kept = list(retained_handoffs(detector))
         shown = engine_gauges(self.recorders.values(), detector, self.kept, known.has)
         of_now = {gauges.engine: gauges for gauges in shown}
         for engine, gauges in (gone | of_now).items():

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.pairs import Heard
+from kvtrail.tracer.detect.pairs import RemoteHandoff
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event, RequestStart
@@ -137,10 +137,10 @@ class Judge:
                 self.detector.doubt((*contested, *too_far))
         self._take_findings(found)
 
-    def hear(self, those: Iterable[Heard]) -> None:
+    def ingest_remote(self, those: Iterable[RemoteHandoff]) -> None:
         """Judge what another sidecar has of hand-offs that this one has a side of."""
         with self._errors.caught(Where.DETECTOR, "hand-offs between two sidecars are not judged"):
-            fresh, found = self.detector.hear(those)
+            fresh, found = self.detector.ingest_remote(those)
             for heard in fresh:
                 self._keep(heard)
             self._take_findings(found)
@@ -212,7 +212,7 @@ class Judge:
         """Enter the events of the recent hand-offs again, of all sides; their findings were reported before."""
         rows = self._log.handoffs()
         with self._lock:
-            _, found = self.detector.hear(heard_of(rows))
+            _, found = self.detector.ingest_remote(heard_of(rows))
             self._reported.update((finding.id, finding.severity) for finding in found)
 
     def recall_all(self, *, after: int) -> None:
@@ -249,7 +249,7 @@ class Judge:
             self.sums.expect_again(events)
             self._reported.update((finding.id, finding.severity) for finding in self._feed(events))
 
-    def _keep(self, heard: Heard) -> None:
+    def _keep(self, heard: RemoteHandoff) -> None:
         with self._errors.caught(Where.STORE, "an event of a hand-off is not stored"):
             self.handoffs.append(row_of(heard))
 
@@ -268,7 +268,7 @@ class Judge:
                 self._errors.count(Where.DETECTOR, error, f"span {event.span_id} is not judged")
                 account = self.detector.accounts.get((event.engine, event.request or ""))
                 if account is not None:
-                    account.lose(Unknown.RULE)
+                    account.mark_gap(Unknown.RULE)
             findings |= self.detector.findings.get((event.engine, event.request or ""), {})
         return list(findings.values())
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 from hashlib import sha256
 
 from kvtrail.tracer.detect.detector import GRACE_NS, MAX_REQUESTS, Detector
-from kvtrail.tracer.detect.pairs import Heard
-from kvtrail.tracer.detect.retained_blocks import KeptHandOff
+from kvtrail.tracer.detect.pairs import RemoteHandoff
+from kvtrail.tracer.detect.retained_blocks import RetainedHandoff
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
@@ -129,13 +129,13 @@ class Pipeline:
         self.metrics.ingest_seconds.observe(time.perf_counter() - started_s)
         return came.refused
 
-    def hear(self, those: Iterable[Heard]) -> bool:
+    def ingest_remote(self, those: Iterable[RemoteHandoff]) -> bool:
         """Judge what another sidecar has of hand-offs that this one has a side of; False while it reads back what it
         knew."""
         with self._lock:
             if self.judge.is_behind or self.judge.is_recalling:
                 return False
-            self.judge.hear(those)
+            self.judge.ingest_remote(those)
             return True
 
     def tidy(self) -> None:
@@ -235,7 +235,7 @@ class Pipeline:
         return self.detector.handoffs
 
     @property
-    def kept(self) -> Sequence[KeptHandOff]:
+    def kept(self) -> Sequence[RetainedHandoff]:
         return self.engines.kept
 
     @property

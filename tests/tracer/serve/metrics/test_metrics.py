@@ -17,7 +17,7 @@ from sidecar import Sidecar
 from wire import as_request, encoded
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.retained_blocks import KeptFor, KeptHandOff
+from kvtrail.tracer.detect.retained_blocks import KeptFor, RetainedHandoff
 from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, Side
 from kvtrail.tracer.events.semconv import ENGINE_SPAN, POOL_BLOCKS, Kind
 from kvtrail.tracer.ledger.handoff_sums import OF_SIDE
@@ -502,7 +502,7 @@ def test_what_is_not_kept_any_more_for_one_reason_is_shown_as_0() -> None:
     """A gauge keeps what it was set to: each state is set as soon as one of them is kept."""
     (event,) = history("start 64")
     recorder = RecorderState.of(event, {})
-    kept = KeptHandOff(recorder.engine, "r", "", KeptFor.WAITING, blocks=4, tokens=64, age_ns=2 * 10**9)
+    kept = RetainedHandoff(recorder.engine, "r", "", KeptFor.WAITING, blocks=4, tokens=64, age_ns=2 * 10**9)
     (gauges,) = engine_gauges([recorder], Detector(), [kept], lambda _: False)
     shown = {state: gauges.values["handoffs_kept_blocks", state] for state in KeptFor}
     assert shown == {**dict.fromkeys(KeptFor, 0), KeptFor.WAITING: 4}

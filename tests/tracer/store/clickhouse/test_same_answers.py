@@ -18,7 +18,7 @@ from wire import as_payload
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ledger.lanes import Window
 from kvtrail.tracer.liveness.engine import EngineState
-from kvtrail.tracer.liveness.outcome import of_ending, outcome_of
+from kvtrail.tracer.liveness.request_outcome import of_ending, outcome_of
 from kvtrail.tracer.model import conditions
 from kvtrail.tracer.model.grouping import OF_REQUESTS, By
 from kvtrail.tracer.model.outcomes import Outcome

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvtrail.connector.fingerprints.store import is_own
+from kvtrail.connector.fingerprints.comparability import is_own
 from kvtrail.connector.tracing.block_checks import _receives
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD
 from kvtrail.tracer.liveness.engine import EngineState
-from kvtrail.tracer.liveness.outcome import described, impact_of, of_ending, outcome_of
+from kvtrail.tracer.liveness.request_outcome import described, impact_of, of_ending, outcome_of
 from kvtrail.tracer.model.outcomes import Impact, Outcome
 
 RUNNING, DIED, LOST_CONTACT = EngineState.RUNNING, EngineState.DIED, EngineState.LOST_CONTACT
