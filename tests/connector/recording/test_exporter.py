@@ -24,6 +24,7 @@ from kvtrail.connector.recording.exporter import ExportProcess, InProcessExporte
 from kvtrail.connector.recording.post_mortem import PostMortem
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import FIELDS, place
 from kvtrail.tracer.events.semconv import Kind
 
 ENGINE = """
@@ -265,7 +266,8 @@ def test_a_pipe_that_ends_in_the_middle_of_a_batch_leaves_a_gap_before_the_goodb
     of each request that was open."""
     nobody, somebody = (b"r" * 24, b"", "", True), (b"s" * 24, b"", "open", True)
     begun = ("kv.request.start", b"", somebody, 6, 3, 0, 1, 1, None, (700, None, 0, *(None,) * 7))
-    beat = ("kv.recorder", b"", nobody, 7, 7, 0, 1, 1, None, (7, 0, False, None, None, None, None, None, None, None))
+    values = (7, 0, False, *(None,) * (len(FIELDS[Kind.HEARTBEAT]) - 3))
+    beat = ("kv.recorder", b"", nobody, 7, 7, 0, 1, 1, None, values)
     body = marshal.dumps([beat])
     frame = exporter_module.LENGTH.pack(len(body)) + body
     stream = frame + frame[:-cut] if cut else frame * 2
@@ -276,7 +278,7 @@ def test_a_pipe_that_ends_in_the_middle_of_a_batch_leaves_a_gap_before_the_goodb
     root, goodbye = post_mortem.final_events(9, torn=cut > 0)
     assert (root[0], *root[3:5]) == ("kv.request.cut_off", 9 if cut else 8, 5 if cut else 4)
     assert (goodbye[0], goodbye[3]) == ("kv.recorder", 10 if cut else 9)
-    assert goodbye[-1][-1] == semconv.NO_END_RECORD
+    assert goodbye[-1][place(Kind.HEARTBEAT, "recorder_ended_by")] == semconv.NO_END_RECORD
 
 
 def test_without_processes_the_thread_encodes_and_sends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ class Forwards(set[str]):
 
 def failed(received: set[str], seed: int) -> set[int]:
     """The blocks that fail of loads that are reported together."""
-    calls: Any = SimpleNamespace(on_load=[], failed=set())
+    calls: Any = SimpleNamespace(on_load=[], failed={})
     fake: Any = SimpleNamespace(reports_sends=lambda connector: False)
     worker = FakeWorker(SimpleNamespace(connector=None), Workers(load_failures=0.5, seed=seed), fake, calls)
     for number, name in enumerate(sorted(received)):

@@ -53,8 +53,10 @@ def test_none_is_forgotten() -> None:
 @pytest.mark.parametrize(("runs", "hits"), [(2, 3), pytest.param(len(PROFILES), 50, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CLEAN)
 def test_it_is_run_and_its_lookups_hit(name: str, runs: int, hits: int) -> None:
+    """vLLM 0.32's OffloadingConnector has one fault, of a load in the first step after a reset (`test_faults_of_vllm`)."""
     checked = check(name, steps=None, runs=runs, seed=300)
-    assert [found.failure for found in checked.found] == []
+    known = {"rule: failed-call"} if name in ("OffloadingConnector", "MultiConnector") else set()
+    assert [found.failure for found in checked.found if found.failure.id not in known] == []
     assert checked.hits > hits
 
 
