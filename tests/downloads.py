@@ -60,7 +60,8 @@ class Giving(Sidecar):
         audits = []
         for page, path in self.pages():
             result, request = audit([path]), page["request"]["request"]
-            assert {finding.id for finding in result.findings} <= known, request
+            # A call that failed is a finding of its own where the part does not show what explains it.
+            assert {finding.id for finding in result.findings if finding.rule != "failed-call"} <= known, request
             assert not result.unknown_attributes, request
             audits.append(result)
         return audits

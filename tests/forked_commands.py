@@ -50,9 +50,15 @@ class Forked:
         """As of `subprocess.Popen`: negative if a signal ended it."""
         self._ends = os.pidfd_open(self.pid)
 
+    def _has_ended(self, timeout_s: float | None) -> bool:
+        """Whether it has, after this time at most. Unlike `select`, `poll` takes descriptors of any number."""
+        poll = select.poll()
+        poll.register(self._ends, select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
     def poll(self) -> int | None:
         """Its exit code, if it has ended."""
-        if self.returncode is None and select.select([self._ends], [], [], 0)[0]:
+        if self.returncode is None and self._has_ended(0):
             self.returncode = os.waitstatus_to_exitcode(_forking().ask("end", self.pid))
             os.close(self._ends)
         return self.returncode
@@ -60,7 +66,7 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, once it has ended."""
         if self.returncode is None:
-            select.select([self._ends], [], [], timeout)
+            self._has_ended(timeout)
         if (code := self.poll()) is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return code

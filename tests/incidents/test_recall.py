@@ -21,7 +21,7 @@ def test_the_page_of_rules_says_which_rule_has_which_proof() -> None:
     proofs = run.stdout.partition("## Proofs")[2]
     rows = [line.split(" | ") for line in proofs.splitlines() if line.startswith("| `")]
     assert rows
-    for rule, _, fault, incidents, alike in rows:
+    for rule, fault, incidents, alike in rows:
         assert fault != "none", f"{rule}: no fault"
         assert "https://" in incidents, f"{rule}: no incident"
         assert int(alike.strip(" |")) >= 2, f"{rule}: too few look-alikes"

@@ -48,7 +48,6 @@ def test_the_api_names_them_everywhere(api: Tracer) -> None:
     since = {"since_ns": ends["from_ns"], "until_ns": ends["to_ns"]}
     for answer in (
         api.get("/api/lanes", **ends),
-        api.get("/api/findings/trend", **since),
         api.get("/api/efficiency", **since),
     ):
         assert answer["engine_names"].items() >= NAMES.items()

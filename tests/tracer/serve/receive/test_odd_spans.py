@@ -180,7 +180,6 @@ def test_an_endpoint_that_fails_is_counted_and_says_so(sidecar: Careful, monkeyp
     [
         (Phases, "enter", "phases"),
         (SavingsCounter, "enter", "savings"),
-        (Metrics, "_count_event", "metrics"),
         (Metrics, "_count_fact", "metrics"),
         (storing, "lane_of", "rows"),
         (decode, "event", "decode"),
