@@ -13,7 +13,7 @@ Cache: TypeAlias = "torch.Tensor | Sequence[torch.Tensor]"
 
 
 def tensors_of(cache: Cache) -> Sequence[torch.Tensor]:
-    """Those of a layer."""
+    """The tensors of a layer."""
     return cache if isinstance(cache, list | tuple) else (cache,)  # type: ignore[return-value]  # else it is one tensor
 
 

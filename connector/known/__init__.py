@@ -104,10 +104,10 @@ def unrecoverable(connector: Any) -> str | None:
 
 @cache
 def part_of(cls: type, module: str) -> Any:
-    """A part of what is known of a class: `probe`, `fake` or `recorded`. What its author declares comes first: the
-    attribute `kvtrail_probe` (or `kvtrail_fake`, `kvtrail_recorded`), itself or its name as `module:Class`; then, for a
-    probe, an entry point of the group `kvtrail.probes` that is named like the class or one of its bases; then the folder
-    of a known connector. None where nobody declares one.
+    """The `probe`, `fake` or `recorded` part for a connector class; None if nobody declares one. The author's
+    declaration comes first: the attribute `kvtrail_probe` (or `kvtrail_fake`, `kvtrail_recorded`), as an object or as a
+    name `module:Class`. For a probe, an entry point of the group `kvtrail.probes` comes next, named like the class or
+    one of its bases. The package of a known connector comes last.
 
     Raises:
         ImportError, AttributeError: what its author declares cannot be imported.

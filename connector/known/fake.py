@@ -32,12 +32,13 @@ class Job(NamedTuple):
     Attributes:
         key: names it among the jobs of its connector.
         loads: the requests that wait for it, if it is a load.
-        holds: the requests with blocks that it reads: their end is reported only after it.
-        fills: the blocks that are reported, all of them, when the load fails; without, some of those that vLLM allocated.
+        holds: the requests with blocks that it reads: their end is reported only after the job's.
+        fills: the blocks that are all reported when the load fails; if empty, some of the blocks that vLLM allocated
+            are.
         stream: jobs of one stream end in their order.
-        then: what its fake wants to know of it when it ends.
+        then: data that its fake needs when the job ends.
         child: its connector's place among the children of a MultiConnector.
-        copies: what it copies, where the plan says it block by block.
+        copies: what it copies, if the plan lists it block by block.
     """
 
     key: Hashable
@@ -110,8 +111,8 @@ def reports_transfers(plain: type) -> bool:
 
 
 class Chunks:
-    """A store of chunks of `size` tokens: which prefixes it holds, and no KV. Nothing is ever evicted. Chunks with another
-    salt are others."""
+    """A store of chunks of `size` tokens: which prefixes it holds, and no KV. Nothing is ever evicted. Chunks with
+    another salt are different chunks."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -204,8 +204,8 @@ class Probe:
         return None
 
     def held_bytes(self, connector: Any) -> int | None:
-        """With each heartbeat, on the recorder's own thread: the bytes of KV that the connector holds in host memory, on
-        each worker if the scheduler's side knows it, else on this one. None where this side cannot know."""
+        """With each heartbeat, on the recorder's own thread: the bytes of KV that the connector holds in host memory.
+        The scheduler's side returns the bytes on each worker, a worker its own. None if this side cannot know."""
         return None
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:

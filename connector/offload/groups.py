@@ -67,8 +67,8 @@ class Group:
         return range(max(begin, self.first_seen(end)) // self.block_size, -(-end // self.block_size))
 
     def at_hand(self, before: int, after: int) -> range:
-        """The places of whole blocks that hold what they should when a step has gone from `before` to `after` computed
-        tokens, without those that vLLM may have dropped before it."""
+        """The block-table places of whole blocks that are valid after a step from `before` to `after` computed tokens,
+        without those that vLLM may have dropped before the step."""
         last = after // self.block_size
         if self.kind is Kind.STATE:
             if self.dense:

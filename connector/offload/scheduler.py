@@ -154,7 +154,7 @@ class OffloadScheduler:
         """Length of the stored prefix that the last lookup found."""
 
     def new_tokens(self, request: Any, computed: int) -> int:
-        """How many tokens beyond `computed` can be loaded. Asking changes nothing."""
+        """The number of tokens beyond `computed` that can be loaded. The lookup does not change what is stored."""
         tracked = self._track(request)
         tracked.matched = self._longest_hit(request)
         tracked.computed = computed

@@ -121,7 +121,7 @@ class Transfers:
                 self._end_load(request_id)
 
     def store(self, copies: Sequence[Copy]) -> None:
-        """Store: within the step, before what the engine does next; or beside it.
+        """Store copies: within the step, before the engine's next operation, or beside the steps.
 
         Raises:
             Exception: it failed.
@@ -133,10 +133,10 @@ class Transfers:
             ticket.result()
 
     def wait_for_blocks(self, given: Set[int]) -> None:
-        """Let what the engine does next come after the stores that read these blocks.
+        """Make the engine's next operation wait for the stores that read these blocks.
 
         Raises:
-            Exception: a store has failed: what host memory holds is not known any more.
+            Exception: a store has failed, so the contents of host memory are unknown.
         """
         running, self._stores = self._stores, []
         for store in running:

@@ -250,14 +250,14 @@ class Recorder:
             return self._flushed.wait_for(lambda: self._flush_done >= number, timeout_s)
 
     def join(self) -> None:
-        """One more connector is recorded."""
+        """Count one more connector that is recorded."""
         with self._counting:
             self._connectors += 1
             self._leaving, self._ended_by = False, None
 
     def leave(self, timeout_s: float, *, ended_by: str | None = None) -> None:
-        """A connector has shut down, perhaps because of an exception: send what waits, and with the last of them the end
-        record. Whatever is recorded after it is sent as ever, and takes it back."""
+        """Note that a connector has shut down, perhaps because of an exception. Send the waiting events, and after the
+        last connector the end record. An event that is recorded later is still sent, and revokes the end record."""
         self._die_of(ended_by)
         with self._counting:
             self._connectors -= 1

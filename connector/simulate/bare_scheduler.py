@@ -253,7 +253,7 @@ class BareScheduler:
         return any(loaded & self._blocks(each) for each in others)
 
     def _blocks(self, request_id: str) -> set[int]:
-        """Those of a request, of all KV cache groups."""
+        """The blocks of a request, in all KV cache groups."""
         return set().union(*self.scheduler.kv_cache_manager.get_block_ids(request_id))
 
     def close(self) -> None:
@@ -293,7 +293,7 @@ def _hold_states(config: Any, kv_cache: Any, drafts: int) -> None:
 
 
 def _block_sizes(kv_cache: Any, config: Any) -> tuple[int, int]:
-    """Tokens by which vLLM's scheduler counts, and of one of its block hashes."""
+    """Tokens of a block in vLLM's scheduler, and tokens of a block hash."""
     try:
         from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
     except ImportError:  # an older vLLM, in which all groups have one size

@@ -46,13 +46,14 @@ NO_HASHES = PromptHashes(None, None, None, None)
 class BlockHashes:
     """The block hashes that a recorder has recorded of its engine's requests.
 
-    All are forgotten at once, so that before a block that is remembered all are: when there are too many of them, when events
-    were lost, and after a while.
+    All hashes are forgotten together, so that all blocks before a remembered block are remembered, too. This happens
+    when there are too many hashes, when events were lost, and after a while.
     """
 
     @classmethod
     def of(cls, recorder: Recorder, *, enabled: bool) -> BlockHashes:
-        """The one of this recorder: connectors of one engine share it, and the first decides whether hashes are recorded."""
+        """The instance of this recorder. An engine's connectors share it; the first one decides whether hashes are
+        recorded."""
         held = _BY_RECORDER.get(recorder)
         if held is None:
             held = _BY_RECORDER[recorder] = cls(recorder, enabled)

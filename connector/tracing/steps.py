@@ -126,7 +126,7 @@ class Steps:
         self._record(Kind.SCHEDULE, context, at_ns, values)
 
     def _record_later(self, output: Any, number: int, at_ns: int) -> Collection[RequestContext]:
-        """The later steps that say something new, as rows of one event. Returns the requests of the rows.
+        """Record later steps with new information, as rows of one event. Returns the requests of the rows.
 
         A step may have hundreds of rows: `map` goes through them without the interpreter."""
         running, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
@@ -138,7 +138,7 @@ class Steps:
         if not rows:
             return ()
         recorded = list(map(ids.__getitem__, rows))
-        # No epoch has changed since the request's last admission. None: it was forgotten among too many.
+        # No epoch has changed since the request's last admission. None: there were too many contexts, and it was dropped.
         contexts: list[Any] = list(map(self._recorder.contexts.open.get, recorded))
         if not (all(contexts) and all(map(_DETAILED, contexts))):
             chosen = [context is not None and context.detailed for context in contexts]

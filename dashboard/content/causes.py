@@ -156,7 +156,7 @@ def largest(sums: Row) -> str:
 
 
 def _unstored(sums: Row, cause: str) -> str:
-    """How much of what vLLM's cache had lost by this cause the connector's store never had, and why."""
+    """The share of the tokens that vLLM's cache lost by this cause and that the connector's store never had, and why."""
     lost = sums["causes"].get(f"{cause}:{VLLM}", 0)
     of = (sums.get("unstored") or {}).items()
     by_reason = Counter({name.partition(":")[2]: tokens for name, tokens in of if name.startswith(f"{cause}:")})

@@ -150,7 +150,7 @@ def pair_rows(pairs: Iterable[Row]) -> list[Row]:
 
 
 def kept_rows(kept: Iterable[Row]) -> list[Row]:
-    """What each engine keeps for whom, in the order given."""
+    """The hand-offs that each engine keeps, and for which engine, in the given order."""
     return [
         {
             "Engine": each["engine_name"],

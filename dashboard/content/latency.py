@@ -49,8 +49,8 @@ LABELS = (
 
 
 def drawn(selection: Mapping[str, Any], answer: Row) -> dict[str, str] | None:
-    """The requests in the cells of the heat map that a drawn rectangle touches, as the address of the page of requests: their
-    range of time, and a condition on their duration. None if it touches none."""
+    """The address of the requests in the heat map's cells that a drawn rectangle touches: their time range, and a
+    condition on their duration. None if it touches no cell."""
     times, lengths = selection.get(MOMENT), selection.get("low")
     if not times or not lengths:
         return None

@@ -47,7 +47,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_component(state: Any) -> View:
-    """The view that the component reported; the usual one if it is none."""
+    """The view that the component reported; the default view if the report is invalid."""
     try:
         return msgspec.convert(state, View)
     except msgspec.ValidationError:

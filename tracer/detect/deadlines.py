@@ -113,8 +113,8 @@ class Deadlines:
         return waits
 
     def _judge(self, wait: Wait, until: Event | None, recorder: TrackedRecorder, *, is_last: bool = True) -> bool:
-        """Whether a request has waited too long, until an event or now. A finding has the whole time once the waiting
-        ends, and of several in an epoch it has the first."""
+        """Whether a request has waited too long, up to an event or up to now. Once the waiting ends, its finding has
+        the whole time. If a request waits several times in an epoch, the finding is about the first time."""
         engine, pending = recorder.engine, wait.pending
         time, since = engine.time, pending.since
         if since.sequence > time.number:  # its account is ahead of the recorder's time

@@ -124,9 +124,9 @@ class Detector:
         self._deadlines = Deadlines(self._rules.deadlines, self._requests, self._judgements)
 
     def feed(self, events: Iterable[Event], *, at_ns: int = 0, is_enough: Callable[[], bool] = _never) -> list[Finding]:
-        """Enter events that arrived at `at_ns`, by any clock that `settle` uses too; returns the findings that are new or
-        were seen again, each once. Of those that had waited for one of them, the rest is left to `settle` once there
-        `is_enough` of them."""
+        """Enter events that arrived at `at_ns`, by any clock that `settle` uses, too. Returns the findings that are new
+        or were seen again, each once. An event may release others that waited for it: once `is_enough` returns true,
+        the rest of those is left to `settle`."""
         requests, recorders = self._requests, self._recorders
         self._at_ns, self._is_enough = at_ns, is_enough
         for event in events:
@@ -162,9 +162,9 @@ class Detector:
         return self._pairs.ingest_remote(those), self._judgements.take()
 
     def settle(self, *, before_ns: int | None = None, is_enough: Callable[[], bool] = _never) -> list[Finding]:
-        """Give up on missing events: everywhere, or where an event waits that arrived before `before_ns`. Once there
-        `is_enough`, which is asked after each event or request, it is left to the next call (`is_unsettled`), and what comes
-        until then waits behind what does."""
+        """Stop waiting for missing events: everywhere, or where a waiting event arrived before `before_ns`. `is_enough`
+        is called after each event or request. Once it returns true, the rest is left to the next call (`is_unsettled`),
+        and events that arrive until then queue behind it."""
         self._is_enough, self.is_unsettled = is_enough, False
         for recorder in self._recorders.values():
             order = recorder.order

@@ -21,13 +21,13 @@ class TrackedRequest:
     """A request.
 
     Attributes:
-        account: of its present life; an id may be used again.
-        launch: the launch of the engine that the life belongs to.
+        account: of the current request with this id; an id may be reused.
+        launch: the launch of the engine that the request belongs to.
         streams: its events, by recorder.
-        past: recorders and launches of earlier lives; their events come too late.
+        past: recorders and launches of earlier requests with this id; their events come too late.
         checked: whether any fact was checked.
         broken: whether a rule failed.
-        waits_ns: since when it may wait for something, in its recorder's time; 0 if it does not.
+        waits_ns: the time since which it may wait for something, on its recorder's clock; 0 if it does not wait.
     """
 
     account: Account
@@ -39,7 +39,7 @@ class TrackedRequest:
     waits_ns: int = 0
 
     def is_past(self, event: Event) -> bool:
-        """Whether the event is of an earlier life."""
+        """Whether the event belongs to an earlier request with the same id."""
         return event.recorder in self.past or event.launch in self.past
 
     def is_over_by(self, event: Event) -> bool:

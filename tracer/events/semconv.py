@@ -168,8 +168,8 @@ CUT_OFF_REASON = "the engine ended before the request did"
 FAILED_REASON = "it failed; no call raised"
 """The status of a span whose values say so, for tools that know nothing of kvtrail."""
 NO_END_RECORD = "its process ended without a goodbye"
-"""`ENDED_BY` where the export process sends the end record in the engine's place: it was killed, or has crashed. The text is
-as recorders of every version send it."""
+"""The `kvtrail.recorder.ended_by` of an end record that the export process sends in place of an engine that was killed
+or has crashed. Recorders of every version send this text."""
 UNHEARD = "unheard"
 """The outcome of a request after its engine has not reported for so long that it is taken for ended."""
 

@@ -1,4 +1,4 @@
-"""msgspec's structs. An engine may lack msgspec: there the classes only say what is recorded, and none is ever made."""
+"""msgspec's structs. If an engine lacks msgspec, the classes only describe what is recorded and are never instantiated."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ try:
 except ImportError:
 
     class Meta:  # type: ignore[no-redef]
-        """Bounds, which only a decoder asks for."""
+        """Bounds of a field. Only a decoder reads them."""
 
         def __init__(self, **bounds: object) -> None: ...
 
     class Struct:  # type: ignore[no-redef]
-        """Takes the options of a struct."""
+        """Accepts the options of a struct and ignores them."""
 
         def __init_subclass__(cls, **options: object) -> None: ...

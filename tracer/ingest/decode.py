@@ -117,7 +117,7 @@ def event_of(span: Span) -> Event | None:
 
 
 def _stand_in(name: str, ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | None:
-    """What stands for a span that only another version understands; None if even its numbers are not understood."""
+    """The placeholder for a span that only another version understands; None if even its numbers are not understood."""
     own = {key: value for key, value in values.items() if key in _COMMON}
     _enter(ids, own)
     try:
@@ -127,13 +127,13 @@ def _stand_in(name: str, ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | No
 
 
 def _enter(ids: Ids, values: dict[str, Any]) -> None:
-    """Enter what every event has of its span."""
+    """Set the fields that every event takes from its span."""
     values["trace_id"], values["span_id"], start_ns, values["end_ns"], values["error"] = ids
     values["start_ns"] = start_ns or ids[3]  # without a start it is a moment
 
 
 def split_step_spans(span: Span) -> list[Span]:
-    """The span itself; of a step, a `kv.schedule` for each row instead, unless its columns do not fit together."""
+    """The span itself; for a step, one `kv.schedule` per row instead, unless its columns do not fit together."""
     if span.name != semconv.STEP_SPAN or span.scope != semconv.SCOPE:
         return [span]
     try:
@@ -212,8 +212,8 @@ def _without_unknown(name: str, ids: Ids, values: Mapping[str, Any]) -> Event:
 
 
 def common(resource: Mapping[str, Any]) -> dict[str, Any]:
-    """What all events take from their resource."""
-    # None is of no id's type: an attribute of the span must not replace what is missing in the resource.
+    """The fields that all events take from their resource."""
+    # None is invalid as an id, so an attribute of the span cannot replace an id that the resource lacks.
     values = {_ENGINE: resource.get(_ENGINE), _RECORDER: resource.get(_RECORDER)}
     for key, type_ in _OPTIONAL:
         if type(value := resource.get(key)) is type_:
@@ -222,7 +222,7 @@ def common(resource: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def misfits(resource: Mapping[str, Any]) -> list[str]:
-    """For each attribute of a resource that its events leave out because it has another type: a sentence about it."""
+    """A sentence about each attribute of a resource that its events omit because it has another type."""
     return [
         f"{key} is {_SHORT.repr(resource[key])}, but must be {type_.__name__}; it is left out"
         for key, type_ in _OPTIONAL
@@ -290,8 +290,8 @@ class Decoded:
                 self._add_unfamiliar(name, _stand_in(name, ids, {**attributes, **common}))
         except MalformedSpan as malformed:
             malformed.trace_id = ids[0]
-            # What led to it is a cycle of 30 kB, which would keep the request, too, and the call that brought it, until
-            # cycles are looked for.
+            # The causes form a reference cycle of 30 kB. It would keep the request and the call that brought it alive
+            # until the next garbage collection.
             malformed.__cause__ = malformed.__context__ = None
             self.malformed.append(malformed.with_traceback(None))
 
@@ -316,7 +316,7 @@ class Remembered(dict[bytes, Parsed]):
         return parsed
 
     def remember(self, encoded: bytes, parsed: Parsed) -> None:
-        """Add one, unless it is long."""
+        """Add a value, unless its encoding is too long."""
         if len(encoded) <= _LONGEST_REMEMBERED:
             if len(self) >= _MAX_REMEMBERED:
                 self.clear()

@@ -293,8 +293,8 @@ class Account(Struct, eq=False):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing that comes later changes how it ended. The end of an engine is only taken for that of its requests:
-        a request whose engine goes on is opened again, unless a call about it had raised."""
+        """Whether no later event can change how the request ended. The end of an engine ends its requests only
+        provisionally: if the engine goes on, they are reopened, except those with a call that raised."""
         return self.evidence.ended is not None or (self.ended_ns is not None and self.status == "failed")
 
     @property

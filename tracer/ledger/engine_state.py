@@ -284,10 +284,11 @@ class Engine:
         return step is not None and self.step is not None and step < self.step
 
     def _given_afresh(self, event: Alloc, lookup: Lookup | None) -> Iterable[int]:
-        """The blocks of an allocation that may be given out afresh. Those that vLLM's own cache takes for computed are not,
-        where an error has named them and this request was the last that they were given to: another one may find in the cache
-        what a request computes in this very step. After an asynchronous load vLLM reports all blocks of the request again:
-        those that it holds, and that have failed since its last lookup, still hold what they did."""
+        """The blocks of an allocation that may be newly allocated. A failed block is not new if vLLM's own cache takes
+        it for computed, an error named it, and this request was the last to receive it. Otherwise it may be new: a
+        request may hit in the cache what another one computes in the same step. A block that the request holds is not
+        new either if it failed since the last lookup: after an asynchronous load, vLLM reports all blocks of the
+        request again."""
         blocks, held = event.blocks_ids or (), self.tables.get(event.request or "") or ()
         if lookup is None:
             return blocks
@@ -306,7 +307,7 @@ class Engine:
         return [block for block in blocks if block not in remain]
 
     def _renew(self, request: str, blocks: Iterable[int]) -> None:
-        """Forget the failed load of a block that no other request holds: it is given out afresh."""
+        """Forget the failed load of a newly allocated block, unless another request holds it."""
         held = {block for other, table in self.tables.items() if other != request for block in table}
         for block in blocks:
             if block in self.invalid and block not in held:

@@ -99,7 +99,7 @@ class CountedTime:
         self._at_ns, self._sums_ns = array("q"), array("q")
 
     def add(self, from_ns: int, until_ns: int, counted_ns: int) -> None:
-        """Of the time from the moment of the last addition, `from_ns`, to `until_ns` so much counts."""
+        """Add `counted_ns` for the time from `from_ns`, the end of the last addition, to `until_ns`."""
         at, sums = self._at_ns, self._sums_ns
         if not at:
             at.append(from_ns)
@@ -110,8 +110,8 @@ class CountedTime:
             del at[: MAX_MOMENTS // 2], sums[: MAX_MOMENTS // 2]
 
     def between(self, from_ns: int, until_ns: int) -> int:
-        """What counts of the time between two moments, as far as it is known by the later one: so it is the same whenever
-        this is asked. Of a time that is long past less may count than did."""
+        """How much of the time between two moments counts, as known at the later one, so that the answer never changes.
+        For a time long past, the result may be too low."""
         at, sums = self._at_ns, self._sums_ns
         last, first = bisect_right(at, until_ns) - 1, bisect_left(at, from_ns)
         if last < first or not at:

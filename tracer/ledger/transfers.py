@@ -41,14 +41,14 @@ class TransferEnds:
     steps: int = 0
 
     def begin(self, key: Job | str, event: Event) -> None:
-        """A transfer has begun; one that had its number is given up."""
+        """Enter a transfer that has begun. An open transfer with the same key is dropped."""
         self._close(key)
         self.open[key] = event
         if isinstance(event, StorePlan) and not event.chunk_present:
             self.writes.update(dict.fromkeys(event.chunk_keys or (), event))
 
     def end(self, key: Job | str, event: Event, took_ns: int) -> None:
-        """A transfer has ended, well or not."""
+        """Enter the end of a transfer, whether it succeeded or failed."""
         if not self._close(key):
             return
         self.ended += 1
@@ -56,14 +56,15 @@ class TransferEnds:
         self.last, self.missed_ns, self.steps = event, 0, 0
 
     def forget(self, request: str | None = None) -> None:
-        """Nothing is expected any more of a request's transfers, or of any: their ends may be dropped."""
+        """Stop expecting the ends of a request's transfers, or of all transfers if none is named: they may have been
+        dropped."""
         for key in [key for key, event in self.open.items() if request is None or event.request == request]:
             self._close(key)
         if len(self.open) < SEVERAL:
             self.missed_ns = self.steps = 0
 
     def pass_time(self, before: Heartbeat, beat: Heartbeat) -> None:
-        """Two consecutive heartbeats tell the scheduler's steps between them. Time without a step does not count: nobody
+        """Add the time between two consecutive heartbeats. Time without a scheduler step does not count, because nobody
         asked the connector then."""
         steps = (beat.scheduler_step or 0) - (before.scheduler_step or 0)
         if steps <= 0 or len(self.open) < SEVERAL:

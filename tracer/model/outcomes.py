@@ -28,7 +28,7 @@ MEANING = {
 
 
 class Impact(StrEnum):
-    """The impact of a finding, as far as it shows."""
+    """The impact of a finding, as far as it can be observed."""
 
     HEALED = "healed"
     NO_HARM = "no harm seen"

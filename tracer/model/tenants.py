@@ -1,4 +1,4 @@
-"""Tenants: requests that may share KV, and the digests that they are recorded by."""
+"""Tenants: groups of requests that may share KV, and the digests under which they are recorded."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def blocks(ids: Iterable[int]) -> str:
 
 
 def blocks_named(numbers: Mapping[str, Any]) -> str:
-    """The block ids that a span names; of several KV cache groups those of one after those of another: 3-18 | 40."""
+    """The block ids that a span names, group by group if there are several KV cache groups: 3-18 | 40."""
     ids, counts = numbers["blocks_ids"], numbers.get("blocks_by_group")
     if counts is None:
         return blocks(ids) or "none"

@@ -195,7 +195,7 @@ def _summary(result: Audit, columns: int | None) -> str:
 
 
 def _handed_over(result: Audit, giver: str, taker: str, flow: Flow) -> str:
-    """What one engine has handed over to another, in a sentence."""
+    """A sentence about the hand-offs from one engine to another."""
     ends = ", ".join(
         f"{words.count(flow.outcomes[each])} {text}" for each, text in _ENDS.items() if flow.outcomes[each]
     )

@@ -137,7 +137,7 @@ def _account(step: Step) -> Iterator[str]:
 
 
 def _is_redundant(name: str, value: Any) -> bool:
-    """Whether numbers by rank repeat the sum: there is only one rank."""
+    """Whether numbers by rank only repeat the sum, because there is only one rank."""
     return name in ("loaded_by_rank", "stored_by_rank") and len(value) < 2
 
 

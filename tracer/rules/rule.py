@@ -119,7 +119,7 @@ _SENTENCES = _Sentences()
 
 
 def _written(text: str, finding: Finding, values: Mapping[str, Any]) -> str | None:
-    """An explanation; None if the finding has not all that it names."""
+    """The explanation as text; None if the finding lacks a value that it names."""
     try:
         return _SENTENCES.vformat(text, finding.witness, values)
     except LookupError:
@@ -127,7 +127,7 @@ def _written(text: str, finding: Finding, values: Mapping[str, Any]) -> str | No
 
 
 class RequestRule(Rule, Generic[E]):
-    """Judges the events of a request, in order, by its account, and by what it remembers (`account.states[State]`)."""
+    """Judges the events of a request in order, by its account and by the rule's own state (`account.states[State]`)."""
 
     @abstractmethod
     def judge(self, event: E, account: Account) -> Judgement:
@@ -139,7 +139,7 @@ class RequestRule(Rule, Generic[E]):
 
 
 class EngineRule(Rule, Generic[E]):
-    """Judges the events of an engine, in order, by its state across requests, and by what it remembers itself
+    """Judges the events of an engine in order, by the engine's state across requests and by the rule's own state
     (`engine.states[State]`)."""
 
     @abstractmethod

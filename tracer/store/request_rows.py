@@ -35,13 +35,13 @@ _decode = msgspec.json.Decoder().decode
 
 
 class RequestRow(Struct, frozen=True):
-    """A request as it is to be stored.
+    """A request in the form in which a store holds it.
 
     Attributes:
         columns: the values of `COLUMNS`, by name.
-        measures: what it is measured by, as `measures_row` gives it; None where it was not measured.
+        measures: its measures, as `measures_row` returns them; None if it was not measured.
         lane: its lane in the live view; None where it has none yet.
-        body: what the API answers, as `StoredRequest` has it.
+        body: the API's answer, as in `StoredRequest`.
     """
 
     columns: dict[str, Any]

@@ -11,7 +11,7 @@ from kvtrail.tracer.events.patience import MOONCAKE_S, Patience
 
 
 def _limit_s() -> float:
-    """How long the sending engine waits for the other one to ask, and that one for the blocks."""
+    """Seconds that the sending engine waits for the other one to ask, and that the other one waits for the blocks."""
     from vllm import envs
 
     return float(getattr(envs, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", MOONCAKE_S))
@@ -22,7 +22,7 @@ def _patience(settings: Mapping[str, Any]) -> Patience:
 
 
 def _lease(connector: Any, request_id: str) -> float | None:
-    """The same for each request; the workers count it."""
+    """The lease in seconds: the same for every request. The workers measure it."""
     return _limit_s()
 
 

@@ -32,7 +32,8 @@ class Transfers:
     """Follows a worker's transfers: those of an engine that decodes and reads, or of one that prefills and writes."""
 
     def __init__(self, worker: Any, note: Callable[..., object], unsent: Callable[[], str | None]) -> None:
-        """`note` takes what is seen, on any thread; `unsent` says why this thread's last notification was not sent."""
+        """`note` records an observation, on any thread. `unsent` returns why this thread's last notification was not
+        sent."""
         self._worker, self._note, self._unsent = worker, note, unsent
         self._open: BoundedDict[str, list[_Posted]] = BoundedDict(MAX_OPEN)
         self._failed: BoundedDict[str, bool] = BoundedDict(MAX_OPEN)
@@ -125,7 +126,7 @@ class Transfers:
             self._failed.pop(request_id, None)
 
     def _end(self, request_id: str, state: XferState, reason: str | None) -> None:
-        """The transfers of a request have ended, or one of them has failed; it is not known which."""
+        """Record that the transfers of a request have ended, or that one of them, unknown which, has failed."""
         if state is XferState.FAILED:
             if request_id in self._failed:
                 return  # noticed at each look, until NIXL gives the handle back
@@ -137,7 +138,7 @@ class Transfers:
             self._seen(state, request_id, one, reason)
 
     def _expected_from(self, request_id: str) -> _Posted:
-        """Whom a request that was never posted would have read."""
+        """The engine from which a request would have read, had its transfer been posted."""
         remote = getattr(self._worker._recving_metadata.get(request_id), "remote", None)
         return _Posted(remote.engine_id, None, remote.request_id) if remote else _Posted("", None, "")
 

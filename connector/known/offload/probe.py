@@ -73,12 +73,12 @@ class OffloadProbe(Probe):
 
 
 def _chunks(copies: Sequence[Any]) -> list[list[Any]]:
-    """The copies of each chunk, which come one after the other: one of each KV cache group."""
+    """The copies, grouped by chunk. The copies of a chunk are consecutive, one for each KV cache group."""
     return [list(some) for _, some in groupby(copies, lambda copy: (copy.request_id, copy.start))]
 
 
 def _planned(connector: Any, copies: Sequence[Any], present: bool | None = None) -> Planned:
-    """A chunk's. Of one that is in the store already no blocks are named."""
+    """The plan of a chunk. It names no blocks if the chunk is in the store already."""
     first = copies[0]
     groups = connector.in_groups(copies)
     blocks = () if present else tuple(block for some, _ in groups for block in some)

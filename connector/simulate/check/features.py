@@ -109,7 +109,7 @@ def profiles(
 
 
 def detected(reached: Counter[str]) -> list[Feature]:
-    """What was seen in a session, in order."""
+    """The features that were observed in a session, in the order of `Feature`."""
     return [each for each in Feature if any(reached[point] for point in _SEEN.get(each, ()))]
 
 

@@ -283,7 +283,7 @@ class _Session:
         self.announce(profile)
 
     def shrink(self, found: Found) -> None:
-        """Report a failure, and then shrink it: it stays reported where somebody interrupts that."""
+        """Report a failure, then shrink it. The failure stays reported if shrinking is interrupted."""
         self.checked.found.append(found)
         small = found.small
 

@@ -134,7 +134,7 @@ class KVEvents:
 
 
 def _place(event: Any) -> Place:
-    return event.medium, getattr(event, "group_idx", None)  # a vLLM before it has no such field
+    return event.medium, getattr(event, "group_idx", None)  # older versions of vLLM lack it
 
 
 def _where(event: Any) -> str:

@@ -147,7 +147,7 @@ class OwnWorker(FakeWorker):
             outputs = [SimpleNamespace(kv_connector_output=own) for own in self._reports]
             whole = self._aggregator.aggregate(outputs).kv_connector_output
         for name in ("finished_sending", "finished_recving", "failed_recving", "kv_connector_worker_meta"):
-            setattr(report, name, getattr(whole, name, None))  # an aggregated report of an older vLLM lacks some
+            setattr(report, name, getattr(whole, name, None))  # older versions of vLLM lack some
         report.invalid_block_ids |= whole.invalid_block_ids
 
 

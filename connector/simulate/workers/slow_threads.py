@@ -67,7 +67,7 @@ class SlowThreads:
         self._stepped, self._ended = threading.Event(), threading.Event()
 
     def submit(self, executor: ThreadPoolExecutor, task: Callable[[], Any]) -> Future[Any]:
-        """Take a task on, which begins in a later step, or at once."""
+        """Accept a task. It begins in a later step, or at once."""
         with self._lock:
             before = max((each.due for each in self._waiting if _comes_before(each, executor)), default=0)
             due = max(before, self._step + self._rng.randint(0, BESIDE * self._latest_steps))

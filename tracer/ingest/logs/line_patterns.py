@@ -57,10 +57,10 @@ class LinePattern:
     """One kind of line.
 
     Attributes:
-        hint: text that it always holds; looking for it is cheaper than matching.
+        hint: text that every such line contains; searching for it is cheaper than matching.
         pattern: matches the line.
-        read: what a match says; None where it means something else.
-        connector: of the event, where `read` names none.
+        read: returns the reading of a match; None if the line means something else.
+        connector: the event's connector, if `read` names none.
     """
 
     hint: str
@@ -77,7 +77,7 @@ def pattern_of(
 
 
 def always(role: Role, kind: Kind | None = None, **fields: Any) -> Callable[[re.Match[str]], Reading]:
-    """Reads a line that names a request at most: its other fields are these."""
+    """Make a reader for a line that names at most a request; `fields` are the other fields."""
     return lambda match: Reading(role, match.groupdict().get("request") or None, kind, fields.copy())
 
 

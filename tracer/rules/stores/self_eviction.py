@@ -13,8 +13,8 @@ class OwnChunks:
     """The chunks of one engine's open requests.
 
     Attributes:
-        pushed_out: by request and key, its own chunks that its stores have pushed out of a store without tiers and without
-            others' chunks: the eviction, and the chunk's first token in the request.
+        pushed_out: by request and key, the request's own chunks that its stores evicted from a store that has no tiers
+            and holds only that request's chunks: the eviction, and the chunk's first token in the request.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,8 @@ class OwnChunks:
     _enter_store_plan = _enter_load_plan
 
     def _enter_evict(self, event: Evict, engine: Engine) -> None:
-        """A request's store may have made room. A store that holds others' chunks, too, may well think these more useful."""
+        """Enter an eviction that a request's store may have caused. A store that also holds other requests' chunks may
+        rightly keep those instead."""
         request, key = event.pushed_by, event.chunk_key
         if request not in self._placed or event.pool_tier is not None or key is None:
             return

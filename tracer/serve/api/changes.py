@@ -225,7 +225,7 @@ def _has_moved(group: GroupChange) -> bool:
 
 
 def _evictions(computed: MeasureChange) -> list[tuple[float, LikelyCause]]:
-    """More is computed since more had been evicted: a cache is too small for what is asked for."""
+    """More tokens are computed because more were evicted before: a cache is too small for the traffic."""
     groups = _of_cause(computed, Cause.EVICTED)
     share = sum(each.share for each in groups)
     if share < EXPLAINS or computed.whole.change < 0:

@@ -106,7 +106,7 @@ def engine_gauges(
             waiting.add("kept_blocks", len(held) or (0 if evidence.blocks is None else evidence.blocks.held))
             waiting.raise_to("kept_oldest_seconds", (now_ns - evidence.end.end_ns) / 1e9)
             _add_overdue(waiting, "overdue_frees", _LATE_FREE, late)
-    # One that was shown may be 0 now: they begin at 0, for whatever is kept.
+    # A gauge that was shown may be 0 now, so all begin at 0.
     keepers = {giver for (giver, _), _ in detector.handoffs.flows.known()} | {each.engine for each in kept}
     for engine in keepers & states.keys():
         states[engine].values |= _zeros(("state",))
@@ -119,7 +119,7 @@ def engine_gauges(
 
 
 def _add_overdue(of: EngineGauges, name: str, rule: str, late: Iterable[tuple[str, bool]]) -> None:
-    """Count what findings of a rule say is overdue, by whether it is known."""
+    """Count what a rule's findings report as overdue, by whether the finding is known."""
     for found, is_known in late:
         if found == rule:
             of.add(name, 1, KNOWN if is_known else NOT_KNOWN)

@@ -1,4 +1,4 @@
-"""What the sidecar knows of engines: their recorders and what these lost, their launches, and the metrics that show them."""
+"""The engines that a sidecar knows: their recorders, lost events and launches, and the metrics that show them."""
 
 from __future__ import annotations
 
@@ -166,7 +166,8 @@ class Engines:
                 self._metrics.count_dropped_by(recorder.engine, why, lost - before.get(why, 0))
 
     def _count_unknown(self, resource: Mapping[str, Any], decoded: Decoded) -> None:
-        """Count what only another version of kvtrail knows. What the resource has was counted when its recorder came."""
+        """Count spans and attributes that only another version of kvtrail knows. Attributes of the resource were
+        counted when its recorder first reported."""
         self._count_names(resource, decoded.unknown_spans.elements(), what="span")
         if decoded.unknown_attributes:
             of_resource = decode.unknown_in_resource(resource)
@@ -188,7 +189,7 @@ class Engines:
                 logger.warning(text, short, version[:LONGEST_UNKNOWN] or "of another version")
 
     def _log(self, came: ReceivedRequest) -> None:
-        """Count and log what is wrong with spans."""
+        """Count and log spans that are malformed, cause an internal error, or cannot be read."""
         for malformed in came.malformed:
             self._metrics.spans_malformed.inc()
             if self._is_new(*malformed.about):

@@ -128,8 +128,8 @@ class Receiver:
     """Decodes requests, and recognizes those requests and events that are stored already."""
 
     def __init__(self, receipts: Iterable[bytes], numbers: Mapping[str, tuple[str, int]]) -> None:
-        """`receipts` are the digests of stored requests, and `numbers` has by recorder those of stored events, as text, and
-        when the last of them came; Unix nanoseconds."""
+        """`receipts` are the digests of stored requests. `numbers` has, by recorder, the numbers of stored events as
+        text, and the arrival time of the last one in Unix nanoseconds."""
         self._decoder = ProtobufDecoder()
         self._receipts: BoundedDict[bytes, None] = BoundedDict(MAX_RECEIPTS)
         self._receipts.update(dict.fromkeys(receipts))

@@ -1,9 +1,9 @@
-"""What a tracer still has to send to ClickHouse, in its own SQLite file: a bounded spool that survives the process.
+"""The outbox: batches that a tracer still has to send to ClickHouse, in its own SQLite file.
 
-A batch is put in within the transaction that stores it, so whatever was acknowledged is here until it was sent. A row holds
-all of a batch that another store needs; no other table is read. Those that were sent are dropped with the next batch, and
-are sent again if the process ends before that, which ClickHouse's tables bear. Beyond a number of bytes the oldest are
-dropped, and counted.
+A batch enters the outbox in the transaction that stores it, so acknowledged data stays here until it is sent. A row
+holds all of a batch that another store needs; no other table is read. Sent batches are dropped with the next batch. If
+the process ends before that, they are sent again, and ClickHouse's tables tolerate the duplicates. When the outbox is
+full, the oldest batches are dropped and counted.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Batch).decode
 _BYTES, _SPANS = "CAST(bytes AS INTEGER)", "CAST(spans AS INTEGER)"
 _LEVEL = 1
-"""Of zstd's compression: it stays for a second, as a rule."""
+"""The level of zstd's compression. A batch usually stays for a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits in the outbox, and what had to leave it unsent.
+    """The batches that wait in the outbox, and those that were dropped unsent.
 
     Attributes:
-        batches, bytes: that wait, in all.
+        batches, bytes: totals of the waiting batches.
         oldest_ns: when the oldest of them was put in; 0 if none waits.
-        dropped_batches, dropped_spans: that were dropped since the file was made, as there was no room.
+        dropped_batches, dropped_spans: totals of what was dropped since the file was created, because the outbox was
+            full.
     """
 
     batches: int
@@ -106,11 +107,11 @@ class Outbox:
         return batches
 
     def confirm(self, number: int) -> None:
-        """Everything up to this number was sent."""
+        """Note that everything up to this number was sent."""
         self._confirmed = number
 
     def waiting(self) -> Waiting:
-        """What waits, without what was sent and not dropped yet."""
+        """The waiting batches, without those that were sent but not dropped yet."""
         count = f"SELECT count(*), {whole_sum(_BYTES)}, coalesce(CAST(min(at_ns) AS INTEGER), 0)"
         (waiting,) = self._database.query(
             f"{count} FROM outbox INDEXED BY outbox_sizes", ["number > ?"], [self._confirmed]
@@ -155,7 +156,7 @@ def _batch(number: int, body: Any) -> Batch:
 
 
 def _to_send(batch: Batch) -> Batch:
-    """The batch without what only its own store asks for."""
+    """The batch without the values that only its own store reads."""
     chunk = batch.chunk and Chunk(payload=batch.chunk.payload, spans=batch.chunk.spans, last_ns=batch.chunk.last_ns)
     own = [row for row in batch.handoffs if row.is_own]
     return replace(batch, chunk=chunk, handoffs=own, digest=b"", seen={}, settled=None, judged=None)

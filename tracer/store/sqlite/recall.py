@@ -63,7 +63,7 @@ class RecallReader(Database):
         return readable(rows, lambda row: _handoff(row[0]), of="handoffs")
 
     def open_requests(self) -> set[RequestKey]:
-        """The requests that have not ended, by their accounts."""
+        """The requests that have not ended according to their accounts."""
         return set(self.query("SELECT engine, request FROM requests INDEXED BY requests_open", ["ended_ns IS NULL"]))
 
     def unsettled(self, *, until: int) -> set[RequestKey]:

@@ -50,7 +50,7 @@ class Table:
 
     @property
     def schema(self) -> tuple[str, ...]:
-        """The statements that make it."""
+        """The statements that create the table and its indexes."""
         return (f"CREATE TABLE {self.name} {self.create}", *self.indexes)
 
     def put(self, db: sqlite3.Connection, parts: Any) -> None:
@@ -61,7 +61,7 @@ class Table:
         db.executemany(insert, self.rows(parts))
 
     def forget(self, db: sqlite3.Connection, *, since_ns: int) -> None:
-        """Drop what a rebuild makes again, within the open transaction; the log has it."""
+        """Drop the rows that a rebuild restores from the log, within the open transaction."""
         db.execute(f"DELETE FROM {self.name} WHERE {self.since}", (since_ns,))
 
     def prune(self, db: sqlite3.Connection, *, before_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with a store."""
+"""Verify a store and report its faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvtrail.tracer.store.sqlite import bodies, log, opening
 from kvtrail.tracer.store.sqlite.database import Database
 
 MAX_NAMED = 20
-"""Faults of a kind that are named; the others are counted."""
+"""The number of faults of a kind that are named; the others are only counted."""
 _TEXTS = {
     "requests": ("changes", "transfers"),
     "findings": ("body",),
@@ -23,15 +23,15 @@ _TEXTS = {
 
 
 class Fault(NamedTuple):
-    """What is wrong with a store, in a sentence, and whether it was lost: then a rebuild does not bring it back."""
+    """A fault of a store, in a sentence, and whether data was lost that a rebuild cannot restore."""
 
     text: str
     is_lost: bool = True
 
 
 def verify(path: Path) -> Iterator[Fault]:
-    """What is wrong with a store; nothing where it is whole. It is checked as it is at this moment, also
-    while a tracer writes to it.
+    """The faults of a store; none if it is intact. The check sees the store as it is when the check begins, even while
+    a tracer writes to it.
 
     Raises:
         StoreError: there is no such store, or it cannot be read at all.

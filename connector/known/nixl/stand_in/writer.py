@@ -13,14 +13,14 @@ from kvtrail.connector.known.nixl.stand_in.network import Network
 
 
 class _Waits(BaseException):
-    """The thread would wait here; no `Exception`, so that its loop ends."""
+    """Raised where the thread would wait. It is not an `Exception`, so that it ends the thread's loop."""
 
     def __init__(self, event: _Event, timeout: float | None) -> None:
         self.event, self.timeout = event, timeout
 
 
 class _Event:
-    """In place of `threading.Event`."""
+    """Replaces `threading.Event`."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -41,8 +41,8 @@ class _Event:
 
 
 class _Writer:
-    """In place of `threading.Thread`: its loop begins again where the event for which it waits is set, or its time is over,
-    which a tick always is."""
+    """Replaces `threading.Thread`. Its loop restarts when the event that it waits for is set, or at the next tick if
+    the wait has a timeout."""
 
     def __init__(self, network: Network, target: Callable[[], None]) -> None:
         self._network, self._target = network, target
@@ -52,7 +52,7 @@ class _Writer:
         self._network.soon(self._run)
 
     def join(self, timeout: float | None = None) -> None:
-        """It was asked to stop, and runs no more."""
+        """Stop running: the caller has asked the thread to stop."""
         self._target = _stopped
 
     def _run(self) -> None:
