@@ -99,7 +99,7 @@ class OnlineMissRatioCurve:
                 running.chain = Chain(hashes=list(running.chain.hashes))  # the other is the breakdown's
                 running.chain.extend(event.block_first or 0, split_hashes(event.block_hashes))
         access = running.compute(computed)
-        return Counter() if access is None else self._accessed(running, access)
+        return {} if access is None else self._accessed(running, access)
 
     def reset(self, event: Reset) -> None:
         """A connector was asked to empty its store."""

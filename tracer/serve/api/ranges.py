@@ -156,6 +156,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
             name, pod = resolver.name(engine), resolver.engines.get(engine, {}).get("pod", "")
             return f"{name} (pod {pod})" if pod and pod not in name else name
 
+        models = {engine: str(about["model"]) for engine, about in resolver.engines.items()}
         statements = [
             *status.of_launches(unique.values(), range_, place),
             *status.of_rules(rules),
@@ -164,12 +165,10 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
                 range_,
                 every_marker(resolver, reader, since_ns=since - BEFORE_NS, until_ns=until, chosen=chosen),
                 place,
-                models={engine: str(about["model"]) for engine, about in resolver.engines.items()},
+                models=models,
                 step_s=interval_s(since, until),
             ),
-            *regressions.without_hits(
-                rows, place, {engine: str(about["model"]) for engine, about in resolver.engines.items()}
-            ),
+            *regressions.without_hits(rows, place, models),
             *status.of_stores(rows, place),
             *status.of_lost_spans(_missing(process, chosen, range_), place),
             *status.of_damage(damage.sentence()),

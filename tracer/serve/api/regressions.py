@@ -144,8 +144,8 @@ def _splits(rows: Iterable[SavingsRow]) -> Iterator[Split]:
         whole.update(measures)
     before: Counter[str] = Counter()
     for at_s in sorted(stretches):
-        earlier = Sums(*(before[name] for name in Sums._fields))
-        later = Sums(*(whole[name] - before[name] for name in Sums._fields))
+        earlier = _sums(before)
+        later = Sums(*(of_all - of_these for of_all, of_these in zip(_sums(whole), earlier, strict=True)))
         if min(earlier.wanted, later.wanted) >= ENOUGH_TOKENS:
             yield Split(at_s, earlier, later)
         before.update(stretches[at_s])
