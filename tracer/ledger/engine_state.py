@@ -125,9 +125,8 @@ class Engine:
     """Blocks that failed to load and that have not been computed since, with the report of that."""
     recomputing: dict[int, set[str]] = field(default_factory=dict)
     """The requests that have begun to compute such a block, from its first token on."""
-    ran_since: dict[str, int | None] = field(default_factory=dict)
-    """The requests that have run since the last load error, while there are such blocks, and the scheduling step in which
-    each last did."""
+    ran_since: dict[str, Schedule] = field(default_factory=dict)
+    """The requests that have run since the last load error, while there are such blocks, and the last step of each."""
     storing: set[str] = field(default_factory=set)
     """Connectors with recorded stores."""
     short: Load | None = None
@@ -253,7 +252,7 @@ class Engine:
                 self._give(event, event.blocks_ids)
         self.admitted.discard(request)
         if self.invalid:
-            self.ran_since[request] = event.scheduler_step
+            self.ran_since[request] = event
             if event.block_size:
                 self._recompute(request, event)
 

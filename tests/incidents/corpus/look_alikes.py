@@ -244,6 +244,13 @@ LOOK_ALIKES = [
         "one owner recomputes a shared block",
         "A 0 [1 2]\nb: A 0 [1 3]\nS 0+64 [1 2]\nb: S 0+40 [1 3]\nerror [1]\nS 0+64 []\nb: S 40+1 []",
     ),
+    _alike(
+        "C8",
+        "failed-load-used",
+        "who computes it again is halfway there, and comes to it in the reader's step",
+        "step 1\nL 300 c0 h256 -> 256 async\nA 256 [1-8]\nerror [3-8]\nR\nA 0 [1-10]\nstep 2\nS 64+96 [1-10]\nstep 3\n"
+        "b: L 300 c256 h0 -> 0\nb: A 0 [1-8 11 12]\nb: S 256+44 [1-8 11 12]\nS 160+140 []\nstep 4\nb: S 300+1 []",
+    ),
     _alike("C8", "failed-load-used", "the request ends instead", "L 300 c0 h256 -> 256\nA 256 [1-10]\nerror [5]\nend"),
     _alike(
         "C9",

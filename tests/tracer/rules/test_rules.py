@@ -166,6 +166,16 @@ def test_a_failed_block_may_be_computed_to_its_end_in_the_step_that_reads_it(rea
     assert rules_found(judge(events)) == found
 
 
+@pytest.mark.parametrize(("runs", "found"), [(140, []), (64, ["failed-load-used"])])
+def test_a_failed_block_is_computed_in_the_step_that_reads_it_or_is_not(runs: int, found: list[str]) -> None:
+    """The request that failed to load it has run since, up to the block 5: it comes to the blocks 6 to 8 in the next step."""
+    shared = (
+        "step 1\nL 300 c0 h256 -> 256 async\nA 256 [1-8]\nerror [3-8]\nR\nA 0 [1-10]\nstep 2\nS 64+96 [1-10]\nstep 3\n"
+        "b: L 300 c256 h0 -> 0\nb: A 0 [1-8 11 12]\nb: S 256+44 [1-8 11 12]\n"
+    )
+    assert rules_found(judge(history(f"{shared}S 160+{runs} []\nstep 4\nb: S 300+1 []"))) == found
+
+
 def test_blocks_that_a_step_adds_are_given_out_again() -> None:
     """Whatever failed in them before: a load's blocks are free after it, and its request gets some of them, step by step."""
     failed = "b: L 106 c0 h96 -> 96 async\nb: A 96 [1-6]\nb: error [1-6]\nb: R failed\n"

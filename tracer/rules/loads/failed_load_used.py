@@ -130,7 +130,7 @@ def _judge_step(event: Schedule, engine: Engine) -> Judgement:
         for position, block in enumerate(ids[needed : -(-event.computed // size)], needed):
             if block not in engine.invalid or event.request in engine.recomputing.get(block, ()):
                 continue
-            if not _may_be_computed_beside(event, block, engine):
+            if not _may_be_computed_beside(event, block, position * size, engine):
                 numbers = {
                     "where": "run on",
                     "block": block,
@@ -141,16 +141,23 @@ def _judge_step(event: Schedule, engine: Engine) -> Judgement:
     return OK
 
 
-def _may_be_computed_beside(event: Schedule, block: int, engine: Engine) -> bool:
-    """Whether another request may compute the block to its end in this very step: the one that failed to load it, if it has
-    not run since, or one that has begun the block. Of a step's requests, new ones are recorded before running ones. The next
-    step of this request shows whether it did."""
-    step, owner = event.scheduler_step, engine.invalid[block].request or ""
+def _may_be_computed_beside(event: Schedule, block: int, start: int, engine: Engine) -> bool:
+    """Whether another request may compute the block to its end in this step: the one that failed to load it, if it has not
+    run since, or, for a new request, not up to the block's first token `start`; or one that has begun the block. New requests
+    of a step are recorded before running ones. The next step of this request shows whether it did."""
+    step = event.scheduler_step
     if step is None:
         return False
-    waits = owner != event.request and owner in engine.tables and owner not in engine.ran_since
-    begun = engine.recomputing.get(block, ())
-    return waits or any(each in engine.tables and engine.ran_since.get(each) != step for each in begun)
+    owner = engine.invalid[block].request or ""
+    ran = engine.ran_since.get(owner)
+    comes_to = owner != event.request and (
+        ran is None
+        or (event.request in engine.admitted and ran.scheduler_step != step and ran.computed + ran.scheduled <= start)
+    )
+    if comes_to and owner in engine.tables:
+        return True
+    begun = (each for each in engine.recomputing.get(block, ()) if each in engine.tables)
+    return any((ran := engine.ran_since.get(each)) is None or ran.scheduler_step != step for each in begun)
 
 
 def _judge_store(event: StorePlan, engine: Engine) -> Judgement:
