@@ -315,15 +315,15 @@ def damaged_sides(events: Sequence[Event], seed: object) -> Delivery:
     rng = random.Random(f"sides/{seed}")
     if rng.random() < 0.5:
         events = with_workers(events)
-    engines = sorted({event.engine for event in events})
+    engines = [*dict.fromkeys(event.engine for event in events)]  # their ids are random
     hurt = rng.choice([engines[:1], engines[1:], engines])
     batches: list[Batch] = []
     restarts: set[int] = set()
     damages: list[str] = []
-    for engine in engines:
+    for number, engine in enumerate(engines):
         side = _in_pieces(sent(event for event in events if event.engine == engine))
         if engine in hurt:
-            side = damaged(side, mixture(f"{seed}/{engine}"), f"{seed}/{engine}")
+            side = damaged(side, mixture(f"{seed}/{number}"), f"{seed}/{number}")
         batches += side.batches
         restarts |= set(side.restarts)
         damages += (f"{engine}: {damage}" for damage in side.damages)
