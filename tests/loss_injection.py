@@ -10,6 +10,7 @@ from functools import cache
 
 import recorded_runs
 from damages import Batch, Delivery, S, by_recorder, damaged, lives, mixture, sent
+from faults import NATIVE, RULES
 from faulty_pairs import Mistake, drawn, with_pair
 from history import history
 from msgspec import structs
@@ -31,23 +32,6 @@ REFUSED = {("ExampleConnector", profile) for profile in ("groups", "states", "bl
 """Profiles that a connector is not for: this one takes a single KV cache group."""
 HONEST_FAULTS = {"ExampleConnector": {"over-report", "stats-mismatch"}}
 """What is found in a connector of vLLM's as it is (docs/findings.md): a negative answer, and the engine's count of it."""
-OFFLOADING = {
-    "callers-gave-up",
-    "store-under-load",
-    "poll-starvation",
-    "block-reuse",
-    "load-store-overlap",
-    "null-block",
-    "stale-block",
-    "state-boundary",
-    "stray-completion",
-    "stuck-load",
-    "stuck-promotion",
-    "second-load",
-    "stalled-transfers",
-    "unloaded-hit",
-}
-"""Faults of asynchronous transfers, for vLLM's OffloadingConnector; the others are for ours."""
 BEST_PROFILE = {
     "idle-preemption": "preemption-storm",
     "retried-lookup": "retry",
@@ -168,11 +152,11 @@ class Caught:
 def faulty_runs(fault: str, count: int) -> Iterator[tuple[Run, dict[Name, Finding]]]:
     """Runs with a fault that show it as they were recorded, each with its findings; fewer than `count` if it is hard to bring
     out."""
-    connector = "OffloadingConnector" if fault in OFFLOADING else "OffloadConnector"
+    connector = "OffloadingConnector" if fault in (*NATIVE, "poll-starvation") else "OffloadConnector"
     for seed in range(MAX_SEEDS):
         run = recorded_runs.faulty(fault, connector, BEST_PROFILE.get(fault, "abort"), seed)
         found = live(sent(run.events)).found
-        if any(rule == fault for rule, _, _ in found):
+        if any(rule == RULES[fault] for rule, _, _ in found):
             yield run, found
             count -= 1
             if not count:
