@@ -84,65 +84,72 @@ In CI, 0 means that something was judged without drift. To accept a recording th
 """
 METRICS = """# Metrics
 
-Generated from `tracer/serve/metrics` by `python docs/reference.py`; a test fails when this page and the sidecar's metrics differ.
+Generated from `tracer/serve/metrics` by `python docs/reference.py`; a test fails when this page and the sidecar's
+metrics differ.
 
-The sidecar serves these metrics on `/metrics` of its HTTP port (4318), in Prometheus' format, or in OpenMetrics if the client accepts
-it. [Alerts](alerts.md) uses them.
+The sidecar serves these metrics on `/metrics` of its HTTP port (4318), in Prometheus' format, or in OpenMetrics if
+the client accepts it. [Alerts](alerts.md) uses them.
 
-**Labels are few.** No request id is ever a label. `engine` is the engine id of vLLM's KV transfer configuration, or a random one
-if none is configured; `engine_name` on `kvtrail_engine_info` is its [display name](operations.md#the-engine). The
-series of an engine are removed an hour after its last event. At most 64 engines and 32 connectors have series of their own at a
-time; the rest share the label `other`, and have no state gauges. Other properties of an engine are on `kvtrail_engine_info`, for
-joins: `rate(kvtrail_hit_tokens_total[5m]) * on (engine) group_left (engine_name, model_name) kvtrail_engine_info`.
+**Labels are few.** No request id is ever a label. `engine` is the engine id of vLLM's KV transfer configuration, or a
+random one if none is configured; `engine_name` on `kvtrail_engine_info` is its [display
+name](operations.md#the-engine). The series of an engine are removed an hour after its last event. At most 64 engines
+and 32 connectors have series of their own at a time; the rest share the label `other`, and have no state gauges.
+Other properties of an engine are on `kvtrail_engine_info`, for joins: `rate(kvtrail_hit_tokens_total[5m]) * on
+(engine) group_left (engine_name, model_name) kvtrail_engine_info`.
 
-**Counters** count from the sidecar's start; after a restart they begin at 0, as Prometheus expects. A series that an alert uses
-begins at 0 when its connector is first seen, so that its first increase counts.
+**Counters** count from the sidecar's start; after a restart they begin at 0, as Prometheus expects. A series that an
+alert uses begins at 0 when its connector is first seen, so that its first increase counts.
 
-**Exemplars.** In the OpenMetrics format, durations and findings carry the `trace_id` of the latest request that was counted.
-It links to the request (`/requests?search=<trace id>` in the dashboard) and to the trace in Tempo or Jaeger. Prometheus stores them
-with `--enable-feature=exemplar-storage`.
+**Exemplars.** In the OpenMetrics format, durations and findings carry the `trace_id` of the latest request that was
+counted. It links to the request (`/requests?search=<trace id>` in the dashboard) and to the trace in Tempo or Jaeger.
+Prometheus stores them with `--enable-feature=exemplar-storage`.
 """
-ABOUT_CONNECTORS = """[Causes](causes.md) explains `cause`, and [concepts](concepts.md#hand-offs) hand-offs.
+ABOUT_CONNECTORS = """Causes](causes.md) explains `cause`, and [concepts](concepts.md#hand-offs) hand-offs.
 
-If a MultiConnector is traced, admissions, hits, waits and preemptions are counted only under its name, although its children also report
-them; lookups, loads, stores and failures are counted for each connector. If only its children are traced, each counts the tokens
-it was asked for: queries then add up to more than the engine's, hits and preemptions do not."""
-ABOUT_FINDINGS = """[Known findings](alerts.md#known-findings) are configured. [Limits](limits.md#reasons-of-unknown) lists the
-reasons of `unknown`."""
-ABOUT_ENGINES = """The state of an engine is refreshed every second. [Alerts](alerts.md#engines-that-stop-reporting) explains how the end of an
-engine is judged, [the dashboard](dashboard.md#markers) the markers, and [limits](limits.md#what-a-recorder-drops) why a recorder drops
-events."""
-ABOUT_SIDECAR = """The metrics of a spool are those of a sidecar that sends to ClickHouse ([a fleet](operations.md#a-fleet)). `process_…` describe the
-sidecar's process."""
-VLLM = """## vLLM's counters and ours
+If a MultiConnector is traced, admissions, hits, waits and preemptions are counted only under its name, although its
+children also report them; lookups, loads, stores and failures are counted for each connector. If only its children
+are traced, each counts the tokens it was asked for: queries then add up to more than the engine's, hits and
+preemptions do not."""
+ABOUT_FINDINGS = """Known findings](alerts.md#known-findings) are configured. [Limits](limits.md#reasons-of-unknown)
+lists the reasons of `unknown`."""
+ABOUT_ENGINES = """he state of an engine is refreshed every second. [Alerts](alerts.md#engines-that-stop-reporting)
+explains how the end of an engine is judged, [the dashboard](dashboard.md#markers) the markers, and
+[limits](limits.md#what-a-recorder-drops) why a recorder drops events."""
+ABOUT_SIDECAR = """he metrics of a spool are those of a sidecar that sends to ClickHouse ([a
+fleet](operations.md#a-fleet)). `process_…` describe the sidecar's process."""
+VLLM = """# vLLM's counters and ours
 
-vLLM 0.32 counts `vllm:external_prefix_cache_queries_total` and `vllm:external_prefix_cache_hits_total` (labels `model_name`,
-`engine`: its index, not the engine id) in `Scheduler.schedule`, after allocating blocks for a waiting request:
+vLLM 0.32 counts `vllm:external_prefix_cache_queries_total` and `vllm:external_prefix_cache_hits_total` (labels
+`model_name`, `engine`: its index, not the engine id) in `Scheduler.schedule`, after allocating blocks for a waiting
+request:
 
 - queries: the request's tokens minus those in vLLM's own prefix cache. kvtrail's: `kvtrail_queried_tokens_total`.
 - hits: the tokens of the lookup's answer that were used. kvtrail's: `kvtrail_hit_tokens_total`.
-- Both **exclude requests that were preempted before**. vLLM counts those separately, and does not export that count. So compare
-  with `epoch="first"`. Only kvtrail shows what the offload saves after preemptions (`epoch="resumed"`).
+- Both **exclude requests that were preempted before**. vLLM counts those separately, and does not export that count.
+  So compare with `epoch="first"`. Only kvtrail shows what the offload saves after preemptions (`epoch="resumed"`).
 
-Compared this way, and if every span arrives, the two are equal; a test compares them on vLLM's real scheduler and Prometheus logger.
-They differ for legitimate reasons:
+Compared this way, and if every span arrives, the two are equal; a test compares them on vLLM's real scheduler and
+Prometheus logger. They differ for legitimate reasons:
 
-- Spans were lost or not sampled: kvtrail's count is smaller (`kvtrail_events_dropped_total`, `kvtrail_events_missing_total`).
-- A hit stays counted when its load fails; if the request is then looked up and admitted again, it is counted again, by both.
+- Spans were lost or not sampled: kvtrail's count is smaller (`kvtrail_events_dropped_total`,
+  `kvtrail_events_missing_total`).
+- A hit stays counted when its load fails; if the request is then looked up and admitted again, it is counted again,
+  by both.
 - vLLM's engine was started with `--disable-log-stats`: it counts nothing.
 - The sidecar was restarted, or the engine was scraped at another moment: compare rates over minutes, not counters.
-- A prefix cache that ends inside a block (hybrid models): the connector is asked for whole blocks, and vLLM subtracts the partial
-  block from its own count. kvtrail's queries are larger, by less than a block for each request.
+- A prefix cache that ends inside a block (hybrid models): the connector is asked for whole blocks, and vLLM subtracts
+  the partial block from its own count. kvtrail's queries are larger, by less than a block for each request.
 - `skip_reading_prefix_cache`: vLLM and kvtrail both count such a request as a query; none of its tokens hit.
-- The children of a MultiConnector are traced, but not the MultiConnector: kvtrail's queries count each child that was asked.
+- The children of a MultiConnector are traced, but not the MultiConnector: kvtrail's queries count each child that was
+  asked.
 
 A Prometheus 2 that scrapes a vLLM with a recent prometheus_client gets names with `_` for `:`
-(`vllm_external_prefix_cache_hits_total`), because in OpenMetrics the client escapes them unless the scraper asks for UTF-8 names.
-The rules accept both.
+(`vllm_external_prefix_cache_hits_total`), because in OpenMetrics the client escapes them unless the scraper asks for
+UTF-8 names. The rules accept both.
 
-The recording rules `model_name:kvtrail_hit_tokens:rate5m` and `model_name:vllm_external_prefix_cache_hits:rate5m`, the alert
-KvtrailAccountsDiffer and the panels of the dashboard *kvtrail efficiency* compare them by `model_name`. Several engines of one model
-are summed on both sides.
+The recording rules `model_name:kvtrail_hit_tokens:rate5m` and `model_name:vllm_external_prefix_cache_hits:rate5m`,
+the alert KvtrailAccountsDiffer and the panels of the dashboard *kvtrail efficiency* compare them by `model_name`.
+Several engines of one model are summed on both sides.
 """
 REQUIRED = """# Requirements of vLLM's connector interface
 
