@@ -4,6 +4,8 @@
 | --- | --- |
 | spans.md | `tracer/events/events.py`, `tracer/events/semconv.py` |
 | metrics.md | `tracer/serve/metrics`: the metrics' names, labels and texts |
+| settings.md, its first table | `connector/settings.py` |
+| api.md | the routes of `tracer/serve/api` |
 | commands.md | the commands' docstrings and the help of their options |
 | conformance/requirements.md | `connector/simulate/conformance/requirements.toml` |
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +23,11 @@ from typing import Any
 import click
 
 from kvtrail.__main__ import GROUPS, main
+from kvtrail.connector.settings import CHOICES, Settings
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import CLASSES, FIELDS, STEP_FIELDS
+from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import WATCHED, Metrics
 
 DOCS = Path(__file__).parent
@@ -151,6 +156,15 @@ The recording rules `model_name:kvtrail_hit_tokens:rate5m` and `model_name:vllm_
 the alert KvtrailAccountsDiffer and the panels of the dashboard *kvtrail efficiency* compare them by `model_name`.
 Several engines of one model are summed on both sides.
 """
+API = """# The API
+
+Generated from `tracer/serve/api` by `python docs/reference.py`; a test fails when the two differ.
+
+The sidecar answers these on its HTTP port (4318), and so does `kvtrail serve --read-only` for a fleet. Answers are JSON;
+times, such as `since_ns`, are Unix nanoseconds. `/docs` on that port has the answers' fields. Nothing can be changed over the
+network except by sending spans to `POST /v1/traces` (OTLP). With a token file, a request needs
+`Authorization: Bearer TOKEN` ([operations](operations.md#security)).
+"""
 REQUIRED = """# Requirements of vLLM's connector interface
 
 Generated from `connector/simulate/conformance/requirements.toml` by `python docs/reference.py`; a test fails when the
@@ -207,7 +221,7 @@ def metrics() -> str:
     rows: dict[str, list[tuple[str, ...]]] = {title: [] for title in about}
     for collector in made.registry._collector_to_names:
         for each in collector.collect():
-            labels: Sequence[str] = getattr(collector, "_labelnames", None) or getattr(each, "_labelnames", ())
+            labels: Sequence[str] = getattr(collector, "_labelnames", ()) or getattr(each, "_labelnames", ())
             title = next((by_label[label] for label in by_label if label in labels), "The sidecar itself")
             name = f"{each.name}_total" if each.type == "counter" else each.name
             rows[title].append((f"`{name}`", each.type, ", ".join(labels), each.documentation))
@@ -216,6 +230,44 @@ def metrics() -> str:
         for title, text in about.items()
     )
     return "\n".join([METRICS, *tables, VLLM])
+
+
+def settings() -> str:
+    """The page of settings, with the table of a traced connector's made from the class."""
+    lines = inspect.cleandoc(Settings.__doc__ or "").partition("Attributes:\n")[2]
+    about = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", lines, re.MULTILINE)
+    defaults = {each.name: each.default for each in fields(Settings)}
+    rows = []
+    for name, text in about:
+        words = ", ".join(f"`{each}`" for each in CHOICES.get(name, ()))
+        default = defaults[name]
+        rows.append((f"`{name}`", words, "" if default is None else f"`{default}`", " ".join(text.split())))
+    assert [name for name, _ in about] == [*defaults]
+    page = (DOCS / "settings.md").read_text(encoding="utf-8")
+    made = table(("name", "values", "default", "meaning"), rows)
+    return re.sub(
+        r"(<!-- generated[^\n]*-->\n).*?(<!-- end -->)",
+        lambda match: f"{match[1]}\n{made}\n\n{match[2]}",
+        page,
+        flags=re.DOTALL,
+    )
+
+
+def api() -> str:
+    """The page of the API's paths and their parameters."""
+    nothing: Any = SimpleNamespace()
+    schema = application(nothing, nothing, Metrics()).openapi()
+    rows = []
+    for path, methods in schema["paths"].items():
+        (method,) = methods.values()
+        parameters = (
+            f"`{each['name']}`"
+            + ("" if each.get("description") in (None, "Unix nanoseconds") else f" ({each['description']})")
+            for each in method.get("parameters", ())
+            if each["in"] == "query"
+        )
+        rows.append((f"`{path}`", method["summary"], ", ".join(parameters)))
+    return f"{API}\n{table(('path', 'answers', 'parameters'), rows)}\n"
 
 
 def commands() -> str:
@@ -270,6 +322,8 @@ def requirements() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "spans.md": spans,
     "metrics.md": metrics,
+    "settings.md": settings,
+    "api.md": api,
     "commands.md": commands,
     "conformance/requirements.md": requirements,
 }
