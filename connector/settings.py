@@ -82,23 +82,47 @@ FINGERPRINTS = {Level.BASIC: Fingerprints.OFF, Level.DETAILED: Fingerprints.SOME
 """By level, where nothing is said."""
 
 
+CHOICES: Mapping[str, type[StrEnum]] = {
+    "guard": Guard,
+    "level": Level,
+    "unsampled": Unsampled,
+    "heartbeats": Heartbeats,
+    "block_hashes": Switch,
+    "fingerprints": Fingerprints,
+    "fingerprint_store": FingerprintStore,
+}
+"""The values of the settings that are one of a few words."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of one traced connector.
+    """The settings of one traced connector. `docs/reference.py` makes the table of docs/settings.md from this.
 
-    guard: what to do with an answer that breaks the lookup contract: `observe` (default), `heal` or `raise`.
-    level: how much is recorded: `detailed` (default) or `basic`.
-    level_file: a file that holds a level, read every few seconds: the level can be changed while the engine runs.
-    unsampled: whether requests that OpenTelemetry's sampler leaves out are recorded: `record` (default) or `drop`. The
-        first connector of an engine decides for its process.
-    heartbeats: whether heartbeats are sent: `auto` (default), `spans` or `off`. The first connector decides here, too.
-    fingerprints: how many bytes of each KV block are checked: `off`, `some` (16 words) or `all`. By default `some` at level
-        `detailed`, and `off` at `basic`.
-    fingerprint_store: who writes to the connector's store: `auto` (default), `own` or `shared`.
-    block_hashes: whether block hashes are recorded, at level `detailed`: those of requests, and what vLLM's own prefix cache
-        stores and removes, and a connector's store where its probe follows it: `on` (default) or `off`.
-    queue_mib: MiB that events may take while they wait to be sent, in each process of the engine, the batch that is being
-        sent included: 1 to 4096 (64). The first connector of an engine decides for its process.
+    Attributes:
+        guard: What to do with an answer that breaks the lookup contract: record it (`observe`); record it and give the
+            scheduler 0 instead (`heal`); or record it and stop the engine (`raise`). `heal` also makes vLLM recompute wrong
+            bytes, and adds checksums to what one engine hands over to another.
+        level: How much is recorded. `basic`: every lookup, allocation, first step, preemption, plan, transfer and end, with
+            their counts. `detailed`: also later steps with new information, block ids and hashes, and the keys that lookups
+            claim. Eight rules need it, most of them for wrong output.
+        level_file: The path of a file with a level. It is read every five seconds, so the level can change while the engine
+            runs. A request keeps the level at which its blocks were allocated.
+        unsampled: Whether requests that OpenTelemetry's sampler does not sample are recorded. The first connector of an
+            engine decides for its process.
+        heartbeats: Whether heartbeats are sent: to a receiver that says that it is kvtrail's (`auto`), to any (`spans`), or
+            to none. The first connector of an engine decides for its process.
+        block_hashes: Whether block hashes are recorded at level `detailed`, as the last 8 bytes of vLLM's: those of requests,
+            each sent once, and again after ten minutes or a loss; and stores and evictions of vLLM's own prefix cache, and of
+            LMCache's local CPU backend, in order with lookups (`kv.cache`), which needs no KV events of vLLM's. Without them,
+            causes of misses and the benefit of more memory are unknown, and a replay guesses which prompts share prefixes.
+        fingerprints: How many bytes of each KV block are checked: 16 words of 8 bytes (`some`), or all. The default is `some`
+            at level `detailed`, and `off` at `basic`.
+        fingerprint_store: Who writes to the connector's store: only this engine (`own`), or others or an earlier engine as
+            well (`shared`). `auto`: only this one, unless its role is not `kv_both`, a setting names a place outside the
+            engine, or the connector is known to receive what another engine hands over.
+        queue_mib: MiB for waiting events in each process of the engine, including the batch that is being sent: 1 to 4096.
+            Half is for the events themselves, three eighths for their lists of blocks and hashes; beyond that the oldest are
+            dropped and counted. The first connector of an engine decides for its process.
     """
 
     guard: Guard = Guard.OBSERVE
@@ -135,15 +159,7 @@ class Settings:
             for name in known
             if (value := given.get(name, environ.get(f"KVTRAIL_{name.upper()}") or None)) is not None
         }
-        for name, choices in (
-            ("guard", Guard),
-            ("level", Level),
-            ("unsampled", Unsampled),
-            ("heartbeats", Heartbeats),
-            ("block_hashes", Switch),
-            ("fingerprints", Fingerprints),
-            ("fingerprint_store", FingerprintStore),
-        ):
+        for name, choices in CHOICES.items():
             if name in values:
                 values[name] = _choice(name, values[name], choices)
         if not isinstance(values.get("level_file", ""), str):

@@ -3,6 +3,9 @@
 | page | made from |
 | --- | --- |
 | spans.md | `tracer/events/events.py`, `tracer/events/semconv.py` |
+| metrics.md | `tracer/serve/metrics`: the metrics' names, labels and texts |
+| settings.md, its first table | `connector/settings.py` |
+| api.md | the routes of `tracer/serve/api` |
 | commands.md | the commands' docstrings and the help of their options |
 | conformance/requirements.md | `connector/simulate/conformance/requirements.toml` |
 """
@@ -12,15 +15,20 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 
 from kvtrail.__main__ import GROUPS, main
+from kvtrail.connector.settings import CHOICES, Settings
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import CLASSES, FIELDS, STEP_FIELDS
+from kvtrail.tracer.serve.api.routes import application
+from kvtrail.tracer.serve.metrics.metrics import WATCHED, Metrics
 
 DOCS = Path(__file__).parent
 
@@ -79,6 +87,84 @@ names the file. `kvtrail config serve` (or `dashboard`) shows the effective valu
 In CI, 0 means that something was judged without drift. To accept a recording that is known to be partial:
 `kvtrail audit trace.jsonl || [ $? -eq 3 ]`.
 """
+METRICS = """# Metrics
+
+Generated from `tracer/serve/metrics` by `python docs/reference.py`; a test fails when this page and the sidecar's
+metrics differ.
+
+The sidecar serves these metrics on `/metrics` of its HTTP port (4318), in Prometheus' format, or in OpenMetrics if
+the client accepts it. [Alerts](alerts.md) uses them.
+
+**Labels are few.** No request id is ever a label. `engine` is the engine id of vLLM's KV transfer configuration, or a
+random one if none is configured; `engine_name` on `kvtrail_engine_info` is its [display
+name](operations.md#the-engine). The series of an engine are removed an hour after its last event. At most 64 engines
+and 32 connectors have series of their own at a time; the rest share the label `other`, and have no state gauges.
+Other properties of an engine are on `kvtrail_engine_info`, for joins: `rate(kvtrail_hit_tokens_total[5m]) * on
+(engine) group_left (engine_name, model_name) kvtrail_engine_info`.
+
+**Counters** count from the sidecar's start; after a restart they begin at 0, as Prometheus expects. A series that an
+alert uses begins at 0 when its connector is first seen, so that its first increase counts.
+
+**Exemplars.** In the OpenMetrics format, durations and findings carry the `trace_id` of the latest request that was
+counted. It links to the request (`/requests?search=<trace id>` in the dashboard) and to the trace in Tempo or Jaeger.
+Prometheus stores them with `--enable-feature=exemplar-storage`.
+"""
+ABOUT_CONNECTORS = """Causes](causes.md) explains `cause`, and [concepts](concepts.md#hand-offs) hand-offs.
+
+If a MultiConnector is traced, admissions, hits, waits and preemptions are counted only under its name, although its
+children also report them; lookups, loads, stores and failures are counted for each connector. If only its children
+are traced, each counts the tokens it was asked for: queries then add up to more than the engine's, hits and
+preemptions do not."""
+ABOUT_FINDINGS = """Known findings](alerts.md#known-findings) are configured. [Limits](limits.md#reasons-of-unknown)
+lists the reasons of `unknown`."""
+ABOUT_ENGINES = """he state of an engine is refreshed every second. [Alerts](alerts.md#engines-that-stop-reporting)
+explains how the end of an engine is judged, [the dashboard](dashboard.md#markers) the markers, and
+[limits](limits.md#what-a-recorder-drops) why a recorder drops events."""
+ABOUT_SIDECAR = """he metrics of a spool are those of a sidecar that sends to ClickHouse ([a
+fleet](operations.md#a-fleet)). `process_…` describe the sidecar's process."""
+VLLM = """# vLLM's counters and ours
+
+vLLM 0.32 counts `vllm:external_prefix_cache_queries_total` and `vllm:external_prefix_cache_hits_total` (labels
+`model_name`, `engine`: its index, not the engine id) in `Scheduler.schedule`, after allocating blocks for a waiting
+request:
+
+- queries: the request's tokens minus those in vLLM's own prefix cache. kvtrail's: `kvtrail_queried_tokens_total`.
+- hits: the tokens of the lookup's answer that were used. kvtrail's: `kvtrail_hit_tokens_total`.
+- Both **exclude requests that were preempted before**. vLLM counts those separately, and does not export that count.
+  So compare with `epoch="first"`. Only kvtrail shows what the offload saves after preemptions (`epoch="resumed"`).
+
+Compared this way, and if every span arrives, the two are equal; a test compares them on vLLM's real scheduler and
+Prometheus logger. They differ for legitimate reasons:
+
+- Spans were lost or not sampled: kvtrail's count is smaller (`kvtrail_events_dropped_total`,
+  `kvtrail_events_missing_total`).
+- A hit stays counted when its load fails; if the request is then looked up and admitted again, it is counted again,
+  by both.
+- vLLM's engine was started with `--disable-log-stats`: it counts nothing.
+- The sidecar was restarted, or the engine was scraped at another moment: compare rates over minutes, not counters.
+- A prefix cache that ends inside a block (hybrid models): the connector is asked for whole blocks, and vLLM subtracts
+  the partial block from its own count. kvtrail's queries are larger, by less than a block for each request.
+- `skip_reading_prefix_cache`: vLLM and kvtrail both count such a request as a query; none of its tokens hit.
+- The children of a MultiConnector are traced, but not the MultiConnector: kvtrail's queries count each child that was
+  asked.
+
+A Prometheus 2 that scrapes a vLLM with a recent prometheus_client gets names with `_` for `:`
+(`vllm_external_prefix_cache_hits_total`), because in OpenMetrics the client escapes them unless the scraper asks for
+UTF-8 names. The rules accept both.
+
+The recording rules `model_name:kvtrail_hit_tokens:rate5m` and `model_name:vllm_external_prefix_cache_hits:rate5m`,
+the alert KvtrailAccountsDiffer and the panels of the dashboard *kvtrail efficiency* compare them by `model_name`.
+Several engines of one model are summed on both sides.
+"""
+API = """# The API
+
+Generated from `tracer/serve/api` by `python docs/reference.py`; a test fails when the two differ.
+
+The sidecar answers these on its HTTP port (4318), and so does `kvtrail serve --read-only` for a fleet. Answers are JSON;
+times, such as `since_ns`, are Unix nanoseconds. `/docs` on that port has the answers' fields. Nothing can be changed over the
+network except by sending spans to `POST /v1/traces` (OTLP). With a token file, a request needs
+`Authorization: Bearer TOKEN` ([operations](operations.md#security)).
+"""
 REQUIRED = """# Requirements of vLLM's connector interface
 
 Generated from `connector/simulate/conformance/requirements.toml` by `python docs/reference.py`; a test fails when the
@@ -115,6 +201,73 @@ def spans() -> str:
     parts.append(f"## `{semconv.ENGINE_SPAN}`\n\n{ENGINE}\n\n{attributes((semconv.ENGINE_ID,))}\n")
     parts.append(f"## `{semconv.FINDING_EVENT}`\n\n{FINDING}\n\n{attributes(semconv.FINDING_FIELDS)}\n")
     return "\n".join([SPANS, *parts])
+
+
+def metrics() -> str:
+    """The page of metrics: one table each for those of connectors, of findings, of engines, and of the sidecar itself."""
+    made = Metrics()
+    made.watch_checks(dict, dict)
+    empty = SimpleNamespace(bytes=0, oldest_ns=0, dropped_spans=0)
+    made.watch_spool(SimpleNamespace(outbox=SimpleNamespace(waiting=lambda: empty)))  # type: ignore[arg-type]
+    for name in WATCHED:
+        made.watch(name, float)
+    about = {
+        "Connectors": ABOUT_CONNECTORS,
+        "Findings": ABOUT_FINDINGS,
+        "Engines": ABOUT_ENGINES,
+        "The sidecar itself": ABOUT_SIDECAR,
+    }
+    by_label = {"rule": "Findings", "connector": "Connectors", "engine": "Engines"}
+    rows: dict[str, list[tuple[str, ...]]] = {title: [] for title in about}
+    for collector in made.registry._collector_to_names:
+        for each in collector.collect():
+            labels: Sequence[str] = getattr(collector, "_labelnames", ()) or getattr(each, "_labelnames", ())
+            title = next((by_label[label] for label in by_label if label in labels), "The sidecar itself")
+            name = f"{each.name}_total" if each.type == "counter" else each.name
+            rows[title].append((f"`{name}`", each.type, ", ".join(labels), each.documentation))
+    tables = (
+        f"## {title}\n\n{table(('metric', 'type', 'labels', 'meaning'), sorted(rows[title]))}\n\n{text}\n"
+        for title, text in about.items()
+    )
+    return "\n".join([METRICS, *tables, VLLM])
+
+
+def settings() -> str:
+    """The page of settings, with the table of a traced connector's made from the class."""
+    lines = inspect.cleandoc(Settings.__doc__ or "").partition("Attributes:\n")[2]
+    about = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", lines, re.MULTILINE)
+    defaults = {each.name: each.default for each in fields(Settings)}
+    rows = []
+    for name, text in about:
+        words = ", ".join(f"`{each}`" for each in CHOICES.get(name, ()))
+        default = defaults[name]
+        rows.append((f"`{name}`", words, "" if default is None else f"`{default}`", " ".join(text.split())))
+    assert [name for name, _ in about] == [*defaults]
+    page = (DOCS / "settings.md").read_text(encoding="utf-8")
+    made = table(("name", "values", "default", "meaning"), rows)
+    return re.sub(
+        r"(<!-- generated[^\n]*-->\n).*?(<!-- end -->)",
+        lambda match: f"{match[1]}\n{made}\n\n{match[2]}",
+        page,
+        flags=re.DOTALL,
+    )
+
+
+def api() -> str:
+    """The page of the API's paths and their parameters."""
+    nothing: Any = SimpleNamespace()
+    schema = application(nothing, nothing, Metrics()).openapi()
+    rows = []
+    for path, methods in schema["paths"].items():
+        (method,) = methods.values()
+        parameters = (
+            f"`{each['name']}`"
+            + ("" if each.get("description") in (None, "Unix nanoseconds") else f" ({each['description']})")
+            for each in method.get("parameters", ())
+            if each["in"] == "query"
+        )
+        rows.append((f"`{path}`", method["summary"], ", ".join(parameters)))
+    return f"{API}\n{table(('path', 'answers', 'parameters'), rows)}\n"
 
 
 def commands() -> str:
@@ -168,6 +321,9 @@ def requirements() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "spans.md": spans,
+    "metrics.md": metrics,
+    "settings.md": settings,
+    "api.md": api,
     "commands.md": commands,
     "conformance/requirements.md": requirements,
 }

@@ -51,10 +51,11 @@ class Evicted(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A transfer that the scheduler's side asks of its workers: tokens, blocks, chunk keys, and its number if it runs between
-    steps. `present` chunks are in the store already and are not copied. A store of 0 tokens says that there was no room from
-    its start on. With several KV cache groups, the blocks of one group come after those of another: `by_group` says how many
-    each has, and `group_starts` the first token of the first one, where that is known."""
+    """A transfer that the scheduler's side asks of its workers: tokens, blocks, chunk keys, and its number if it runs
+    between steps. `present` chunks are in the store already, or their store is still open, and they are not copied; they
+    have no blocks. A store of 0 tokens says that there was no room from its start on. With several KV cache groups, the
+    blocks of one group come after those of another: `by_group` says how many each has, and `group_starts` the first token
+    of the first one, where that is known."""
 
     request_id: str
     start: int | None
@@ -155,14 +156,12 @@ class Probe:
         load_call, store_call: names of the connector's methods on a worker that copy, after which `loads` and `stores` are
             asked; None where they would see nothing.
         report_calls: names of those of its methods on a worker that report what has ended, after which `reported` is asked.
-        sees_ends: whether `ended` is asked.
         sees_reports: whether `reported` is asked on the scheduler's side, too.
     """
 
     load_call: str | None = None
     store_call: str | None = None
     report_calls: tuple[str, ...] = ()
-    sees_ends = False
     sees_reports = False
 
     def made(self, connector: Any) -> None:

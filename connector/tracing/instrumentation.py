@@ -84,7 +84,7 @@ class Instrumentation:
         """Until when nobody waits for events to be sent."""
         self._is_shut_down = False
         self._last_held_bytes: int | None = None
-        self.sees_ends = recorder is not None and self._probe.sees_ends
+        self.sees_ends = recorder is not None and type(self._probe).ended is not Probe.ended
         self.sees_reports = self._probe.sees_reports
         self.unprobed = None if probe is not None and type(probe) is not Probe else NO_PROBE
         if recorder is not None:

@@ -499,6 +499,8 @@ class Engine:
         self.storing.add(event.connector_id)
 
     def _stored(self, event: StorePlan) -> None:
+        if not event.count:
+            return  # the connector says that it had no room
         keys = self.keys(event.connector_id)
         if event.chunk_keys is None:
             keys.unnamed = True

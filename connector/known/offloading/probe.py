@@ -43,8 +43,6 @@ _GROUP_BYTES, _HASH_BYTES = 4, 8
 
 
 class OffloadingProbe(Probe):
-    sees_ends = True
-
     def __init__(self) -> None:
         self._follows: Any = None
         """The manager, once its evictions are followed."""

@@ -192,6 +192,13 @@ def test_a_flush_is_a_flush_for_the_other_children_of_a_multiconnector() -> None
     assert rules_found(judge(history(f"{stored}{given}{again}"))) == ["block-reuse"]
 
 
+@pytest.mark.parametrize("refused", ["", "plan store 256+0\n"])
+def test_a_store_that_was_full_once_is_judged_by_its_keys_all_the_same(refused: str) -> None:
+    """A plan of 0 tokens says that the store had no room. It names no keys, and stores nothing without naming it."""
+    claims = "b: L 900 c0 h512 -> 512 keys a,b"
+    assert rules_found(judge(history(f"plan store 0+256 keys a\n{refused}{claims}"))) == ["phantom-hit"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -134,7 +134,7 @@ def application(
         intake = intake or Intake(process, most_bytes=limits.request_bytes)
         app.include_router(http_routes(intake, metrics, limits))
         fresh = [Depends(process.storage.catch_up)]
-        metrics.watch("store_damaged_rows", "Rows of the store that were met and cannot be read.", damage.rows)
+        metrics.watch("store_damaged_rows", damage.rows)
     _add_probes(app, process)
 
     @app.exception_handler(StoreError)

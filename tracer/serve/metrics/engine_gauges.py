@@ -11,20 +11,63 @@ from kvtrail.tracer.liveness.recorders import INFO, Contact, RecorderState
 from kvtrail.tracer.model.findings import Finding
 
 GAUGES = {
-    "engine_last_received_timestamp_seconds": ("Arrival of an engine's latest span.", ()),
-    "engine_recorders": ("Recorders of an engine that have not ended.", ()),
-    "events_outstanding": ("Events with a known number that have not arrived.", ()),
+    "engine_last_received_timestamp_seconds": (
+        ("When the engine's last span arrived. A recorder that sends to kvtrail sends a heartbeat every 5 s."),
+        (),
+    ),
+    "engine_recorders": (
+        (
+            "Recorders of the engine that are not known to have ended: one for each process. Those that sent "
+            "an end record do not count, nor those that are terminated."
+        ),
+        (),
+    ),
+    "events_outstanding": ("Events with a known sequence number that have not arrived.", ()),
     "open_loads": ("Asynchronous loads that have not been received.", ()),
-    "open_load_oldest_seconds": ("Age of the oldest open load, or 0.", ()),
-    "overdue_loads": ("Open loads that are late: findings of `stuck-load`.", ("known",)),
-    "kept_requests": ("Ended requests with blocks that are still held.", ()),
-    "kept_blocks": ("Blocks held for them, where the recorder names them.", ()),
-    "kept_oldest_seconds": ("Time since the oldest of them ended, or 0.", ()),
-    "overdue_frees": ("Kept requests that are late: findings of `late-free`.", ("known",)),
-    "handoffs_kept": ("Hand-offs with blocks that an engine keeps now, by what for.", ("state",)),
-    "handoffs_kept_blocks": ("Blocks that it keeps for them.", ("state",)),
-    "handoffs_kept_oldest_seconds": ("Age of the oldest of them, or 0.", ("state",)),
-    "pool_blocks": ("KV blocks of the engine's pool.", ()),
+    "open_load_oldest_seconds": (
+        ("Age of the oldest open load, by the engine's own clock (which stops with its events); 0 if there is none."),
+        (),
+    ),
+    "overdue_loads": (
+        (
+            "Open loads that are late, by the deadline of the rule `stuck-load`, and whether that is a known "
+            "finding now."
+        ),
+        ("known",),
+    ),
+    "kept_requests": ("Ended requests with blocks that the connector still holds.", ()),
+    "kept_blocks": (
+        ("Blocks that the connector still holds for ended requests, if the recorder names them (level `detailed`)."),
+        (),
+    ),
+    "kept_oldest_seconds": (("Time since the oldest request with kept blocks ended; 0 if there is none."), ()),
+    "overdue_frees": (
+        (
+            "Kept requests that are late, by the deadline of the rule `late-free`, and whether that is a "
+            "known finding now."
+        ),
+        ("known",),
+    ),
+    "handoffs_kept": (
+        (
+            "Hand-offs for which the engine keeps blocks now. `state`: `unclaimed`, no request that takes it "
+            "is known; `waiting`, one is to load it; `loaded`, it is loaded and the blocks will be given "
+            "back; `abandoned`, the requests that were to load it have ended, or their loads have failed."
+        ),
+        ("state",),
+    ),
+    "handoffs_kept_blocks": (
+        (
+            "KV blocks that the engine keeps for hand-offs; where the recorder does not name them, as many as "
+            "the tokens fill."
+        ),
+        ("state",),
+    ),
+    "handoffs_kept_oldest_seconds": (
+        ("Time since the request of the oldest kept hand-off ended, by the engine's own clock; 0 if there is none."),
+        ("state",),
+    ),
+    "pool_blocks": ("KV blocks of the engine's pool, as its recorder says.", ()),
 }
 """By name: what a gauge shows, and its labels besides `engine`. Ages are by the engine's own clock: nothing of an engine that
 has stopped reporting ages."""

@@ -78,17 +78,30 @@ Checks = Mapping[tuple[str, Verdict], int]
 Reasons = Mapping[tuple[str, Unknown], int]
 """How often each rule, by its id, could not decide, by the reason."""
 
+WATCHED = {
+    "requests_open": "Requests that have begun and not ended.",
+    "http_requests_waiting": "OTLP requests over HTTP that are being received or processed, or wait.",
+    "store_damaged_rows": (
+        "Unreadable rows of the sidecar's own file found since its start; each counts once for each form in which it is "
+        "queried, up to 10,000 per table. They are omitted from answers; `kvtrail store verify` lists the damage, "
+        "`kvtrail store rebuild` restores derived data."
+    ),
+}
+"""What the gauges show that other parts of the sidecar add, by name."""
+
 
 class _ChecksCollector(Collector):
     def __init__(self, checks: Callable[[], Checks], reasons: Callable[[], Reasons]) -> None:
         self._checks, self._reasons = checks, reasons
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        family = CounterMetricFamily("kvtrail_checks", "Verdicts of the rules.", labels=("rule", "verdict"))
+        family = CounterMetricFamily(
+            "kvtrail_checks", "Verdicts of the rules: `ok`, `drift` or `unknown`.", labels=("rule", "verdict")
+        )
         for (rule, verdict), count in self._checks().items():
             family.add_metric((rule, verdict), count)
         yield family
-        text = "Judgements that the rules could not make, by the reason."
+        text = "Judgements that a rule could not make, by the reason."
         family = CounterMetricFamily("kvtrail_unknown", text, labels=("rule", "reason"))
         for (rule, reason), count in self._reasons().items():
             family.add_metric((rule, reason.name.lower()), count)
@@ -103,15 +116,24 @@ class _SpoolCollector(Collector):
         waiting = self._sender.outbox.waiting()
         oldest_s = max(0.0, time.time() - waiting.oldest_ns / 1e9) if waiting.oldest_ns else 0.0
         yield GaugeMetricFamily(
-            "kvtrail_spool_bytes", "Compressed bytes that wait to be sent to ClickHouse.", waiting.bytes
+            "kvtrail_spool_bytes",
+            "Compressed bytes that wait to be sent to ClickHouse. Only with `--store clickhouse://…`.",
+            waiting.bytes,
         )
-        yield GaugeMetricFamily("kvtrail_spool_oldest_seconds", "Age of the oldest of them, or 0.", oldest_s)
-        text = "Spans that were not sent, as the spool was full."
+        yield GaugeMetricFamily(
+            "kvtrail_spool_oldest_seconds",
+            ("Age of the oldest bytes that wait to be sent to ClickHouse, or 0. Only with `--store clickhouse://…`."),
+            oldest_s,
+        )
+        text = (
+            "Spans that were not sent to ClickHouse because the spool was full, since its file was created. Only with "
+            "`--store clickhouse://…`."
+        )
         yield CounterMetricFamily("kvtrail_spool_dropped_spans", text, waiting.dropped_spans)
 
 
 class Metrics:
-    """The sidecar's metrics. `docs/metrics.md` lists them, and a test checks that both agree."""
+    """The sidecar's metrics. `docs/reference.py` makes `docs/metrics.md` from their names, labels and texts."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -125,111 +147,253 @@ class Metrics:
         durations = partial(Durations, namespace="kvtrail", registry=self.registry)
 
         # What the connectors do.
-        self.lookups = counter("lookups", "Lookups, by their answer.", (*_CONNECTOR, "answer"))
-        self.admissions = counter("admissions", "Lookups with an answer that led to an allocation.", _EPOCH)
-        self.queried = counter("queried_tokens", "Tokens that the connector was asked for at admissions.", _EPOCH)
-        self.hits = counter("hit_tokens", "External tokens that blocks were allocated for.", (*_EPOCH, "source"))
-        self.local = counter("local_hit_tokens", "Tokens that vLLM's prefix cache held at admissions.", _EPOCH)
-        self.recomputed = counter(
-            "recomputed_tokens", "Tokens that the connector held at admissions and the engine still computed.", _EPOCH
+        self.lookups = counter(
+            "lookups", 'Lookups: `hit`, `miss`, `later` ("ask me later") or `error`.', (*_CONNECTOR, "answer")
         )
-        self.load_tokens = counter("load_tokens", "Tokens loaded from the connector's store.", _CONNECTOR)
-        self.load_bytes = counter("load_bytes", "Bytes loaded from the connector's store.", _CONNECTOR)
-        self.load_failures = counter("load_failures", "Failed loads, by who reported it.", (*_CONNECTOR, "report"))
-        self.store_tokens = counter("store_tokens", "Tokens copied to the connector's store.", _CONNECTOR)
-        self.store_bytes = counter("store_bytes", "Bytes copied to the connector's store.", _CONNECTOR)
+        self.admissions = counter(
+            "admissions",
+            (
+                "Lookups with an answer that led to an allocation. `epoch` is `first`, or `resumed` after a "
+                "preemption. Other lookups were in vain."
+            ),
+            _EPOCH,
+        )
+        self.queried = counter(
+            "queried_tokens", "Tokens that the connector was asked for at admissions: N - c.", _EPOCH
+        )
+        self.hits = counter(
+            "hit_tokens",
+            (
+                "External tokens with allocated blocks: the part of the answers that was used. `source` is vLLM's "
+                "name: `host`, `disk`, `p2p`, `device`, or `external_unspecified` if the connector does not name "
+                "one."
+            ),
+            (*_EPOCH, "source"),
+        )
+        self.local = counter("local_hit_tokens", "Tokens that vLLM's own prefix cache held at admissions: c.", _EPOCH)
+        self.recomputed = counter(
+            "recomputed_tokens",
+            (
+                "Tokens that the connector's store held and that were computed anyway: min(h, N - 1) - c - x. "
+                "Only if the connector exposes h, and was the only one asked."
+            ),
+            _EPOCH,
+        )
+        self.load_tokens = counter(
+            "load_tokens", "Tokens loaded from the connector's store, summed over ranks.", _CONNECTOR
+        )
+        self.load_bytes = counter(
+            "load_bytes", "Bytes loaded from the connector's store, summed over ranks.", _CONNECTOR
+        )
+        self.load_failures = counter(
+            "load_failures",
+            "Failed loads: reported by their `blocks`, or by a failed `completion`.",
+            (*_CONNECTOR, "report"),
+        )
+        self.store_tokens = counter(
+            "store_tokens", "Tokens copied to the connector's store, summed over ranks.", _CONNECTOR
+        )
+        self.store_bytes = counter(
+            "store_bytes", "Bytes copied to the connector's store, summed over ranks.", _CONNECTOR
+        )
         self.blocks_checked = counter(
             "blocks_checked",
-            "KV blocks with bytes that were compared, by why and how they were.",
+            (
+                "KV blocks with bytes that were compared with the reference of their hashes. Look: `computed`, "
+                "`loaded`, `admitted` or `held`. Verdict: `right`, `wrong`, or `unknown` if the worker has no "
+                "reference. If another engine with an equal cache turns out to have computed it under another "
+                "hash, it also counts as `wrong`."
+            ),
             (*_CONNECTOR, "look", "verdict"),
         )
         self.evicted = counter("evicted_chunks", "Chunks evicted from the connector's store.", _CONNECTOR)
         self.prompt_tokens = counter(
-            "prompt_tokens", "Tokens of requests at admissions, by why they were reused or computed.",
+            "prompt_tokens", (
+"Tokens of requests at their admissions, by the cause why they were reused or computed. `tier` is "
+"the cache concerned: `gpu` for vLLM's own, `store` or vLLM's name of the source for the "
+"connector's; else empty."
+),
             (*_CONNECTOR, "cause", "tier"),
         )  # fmt: skip
         self.preemptions = counter("preemptions", "Preemptions of requests.", _CONNECTOR)
-        self.requests = counter("requests", "Requests that ended, by outcome.", (*_CONNECTOR, "outcome"))
-        self.errors = counter("connector_errors", "Calls of the connector that raised.", (*_CONNECTOR, "call"))
+        self.requests = counter("requests", "Requests that ended, by vLLM's finish status.", (*_CONNECTOR, "outcome"))
+        self.errors = counter(
+            "connector_errors", "Calls of the connector that raised, by the span's name.", (*_CONNECTOR, "call")
+        )
         self.healed = counter("lookups_healed", "Lookup answers that the guard replaced.", _CONNECTOR)
         self.lookup_seconds = durations(
-            "lookup_duration_seconds", "Time of a lookup on the scheduler's thread.", _CONNECTOR, buckets=CALL_SECONDS
+            "lookup_duration_seconds",
+            "Duration of a lookup on the scheduler's thread.",
+            _CONNECTOR,
+            buckets=CALL_SECONDS,
         )
         self.wait_seconds = durations(
             "wait_duration_seconds",
-            "Time that requests waited for an asynchronous load, from its allocation.",
+            ("The wait of a request for an asynchronous load, from its allocation to the workers' report."),
             _CONNECTOR,
             buckets=TRANSFER_SECONDS,
         )
         self.load_seconds = durations(
-            "load_duration_seconds", "Duration of loads.", _CONNECTOR, buckets=TRANSFER_SECONDS
+            "load_duration_seconds",
+            (
+                "Duration of loads. Requests copied in one call share its duration; a numbered transfer lasts "
+                "from its plan to its end."
+            ),
+            _CONNECTOR,
+            buckets=TRANSFER_SECONDS,
         )
         self.store_seconds = durations(
-            "store_duration_seconds", "Duration of stores.", _CONNECTOR, buckets=TRANSFER_SECONDS
+            "store_duration_seconds", "Duration of stores, as for loads.", _CONNECTOR, buckets=TRANSFER_SECONDS
         )
         self.handoffs = counter(
-            "handoffs", "Hand-offs that ended, by the side that says so, and how.", (*_CONNECTOR, "side", "outcome")
+            "handoffs",
+            (
+                'Hand-offs that ended. `side="gives"`: the engine gave the blocks back, since they had been '
+                "`read`, since the lease had `expired`, or `freed` for a reason that is not recorded: a worker in "
+                "another process may be heard after its scheduler, so that this counts only ten seconds later, by "
+                'heartbeats. `side="takes"`: a request `loaded` what was handed over, its load `failed`, it ended '
+                "without a load (`not_loaded`: aborted, or it needed nothing; while a load is under way, that "
+                "load's end decides), or it was refused, or its client left, before it was scheduled "
+                "(`declined`)."
+            ),
+            (*_CONNECTOR, "side", "outcome"),
         )
         self.findings = counter(
             "findings",
-            "Contradictions found, one for each rule, request and epoch.",
+            (
+                "Findings: one for each rule, request and epoch, however often it recurs. `known` is `true` if it "
+                "was a known finding when it was found, and `false` otherwise. One that turns out worse than it "
+                "seemed counts once more, with its new severity."
+            ),
             (*_CONNECTOR, "rule", "severity", "known"),
         )
 
         # What the sidecar received.
-        self.spans_received = counter("spans_received", "Spans received, by transport.", ("transport",))
-        self.spans_foreign = counter("spans_foreign", "Spans received that no kvtrail recorder wrote.")
-        self.spans_repeated = counter("spans_repeated", "Spans received again, and stored once.")
-        self.spans_malformed = counter("spans_malformed", "Spans in kvtrail's scope that no recorder would write.")
+        self.spans_received = counter("spans_received", "Spans received over `grpc` or `http`.", ("transport",))
+        self.spans_foreign = counter(
+            "spans_foreign", ("Spans that no kvtrail recorder wrote; stored, and shown beside kvtrail's.")
+        )
+        self.spans_repeated = counter(
+            "spans_repeated", ("Spans that were received again, because an exporter retried; stored once.")
+        )
+        self.spans_malformed = counter(
+            "spans_malformed",
+            (
+                "Spans in kvtrail's scope that lack a required attribute or have a value that no recorder writes; "
+                "stored, but judged by no rule. The log reports each kind once."
+            ),
+        )
         self.unfamiliar = counter(
-            "unfamiliar", "What only another version of kvtrail knows: spans, and attributes.", ("engine", "what")
+            "unfamiliar",
+            (
+                'Spans (`what="span"`) and attributes (`what="attribute"`) of another version of kvtrail: '
+                "skipped, and no rule judges what they may have changed. The overview has their names."
+            ),
+            ("engine", "what"),
         )
         self.internal_errors = InternalErrors(
-            counter("internal_errors", "Errors of the tracer itself, by where.", ("where",))
+            counter(
+                "internal_errors",
+                (
+                    "Errors in kvtrail itself. `where` names what they cost: a rule's id its judgement; `decode`, "
+                    "`detector`, `account` and `engine` the judgement of a span; `phases`, `savings`, `rows` and "
+                    "`metrics` its display, `store` a row, `recall` open requests from before a restart, "
+                    "`finding_log` an exported finding, `tidy` a part of the cleanup, `ingest` a batch (the sender "
+                    "retries), `api` an answer. The log reports each once."
+                ),
+                ("where",),
+            )
         )
-        self.store_failures = counter("store_failures", "Writes that the store refused; the sender retries.")
-        self.events_received = counter("events_received", "Events received.", ("engine",))
+        self.store_failures = counter("store_failures", "Writes that the store refused; the sender was asked to retry.")
+        self.events_received = counter("events_received", "Events received, including heartbeats.", ("engine",))
         self.events_missing = counter(
-            "events_missing", "Events that never arrived, by the gaps in their sequence numbers.", ("engine",)
+            "events_missing",
+            ("Events declared missing: the gap in their numbers was not filled within 10 s."),
+            ("engine",),
         )
         self.events_dropped = counter("events_dropped", "Events that the recorders report as dropped.", ("engine",))
         self.events_conflicting = counter(
-            "events_conflicting", "Events with numbers that cannot be their recorder's alone.", ("engine",)
+            "events_conflicting",
+            (
+                "Events whose number another span of the same recorder has, too, or that the recorder cannot have "
+                "come to yet: two senders use one recorder's id."
+            ),
+            ("engine",),
         )
         self.events_dropped_by_reason = counter(
-            "events_dropped_by_reason", "The same, by the reason.", ("engine", "reason")
+            "events_dropped_by_reason",
+            ("Events that the recorders report as dropped, by the reason that they give."),
+            ("engine", "reason"),
         )
         self.lag_seconds = histogram(
             "event_lag_seconds",
-            "Time from the end of an engine's oldest event in a batch until the batch is stored.",
+            (
+                "Time from the end of an engine's oldest event in a batch, by the engine's clock, until the batch "
+                "is stored."
+            ),
             ("engine",),
             buckets=LAG_SECONDS,
         )
         self._rejected = counter(
-            "rejected", "OTLP requests that were turned away, by the reason.", ("transport", "reason")
+            "rejected",
+            (
+                "OTLP requests that were rejected, except those that gRPC's library refuses: too many calls, and "
+                "messages over 1 MiB. To be retried: too many wait (`busy`), there are too many connections "
+                "(`connections`), nothing can be stored (`store`). Permanently: `too_large`, `malformed`, not "
+                "sent in time (`slow`), interrupted by the sender (`cut_off`)."
+            ),
+            ("transport", "reason"),
         )
         self.ingest_seconds = histogram(
             "ingest_duration_seconds", "Time from a batch's arrival until it is stored.", buckets=CALL_SECONDS
         )
-        gauge("build_info", "The tracer's version; always 1.", ("version",)).labels(__version__).set(1)
+        gauge("build_info", "The sidecar's version; always 1.", ("version",)).labels(__version__).set(1)
         ProcessCollector(registry=self.registry)
 
         # The state of the engines.
-        self.deaths = counter("engine_deaths", "Launches of an engine that died, by the cause.", ("engine", "cause"))
+        self.deaths = counter(
+            "engine_deaths",
+            (
+                "Launches of the engine that died: an `exception` ended it; it was `killed`: its process ended "
+                "without an end record, and requests were lost with it; or `lost_contact`: it stopped reporting "
+                "without an explanation. Rollouts, drains and scale-downs are not deaths. A launch counts once "
+                "for each cause."
+            ),
+            ("engine", "cause"),
+        )
         self.lost_requests = counter(
-            "engine_lost_requests", "Requests that were lost with an engine, by the cause.", ("engine", "cause")
+            "engine_lost_requests",
+            (
+                "Requests that were lost with a launch that died: they were open, or a prefill engine kept their "
+                "blocks for another engine to read."
+            ),
+            ("engine", "cause"),
         )
         self.lost_contact = gauge(
             "engine_lost_contact_timestamp_seconds",
-            "Last event of an engine that contact was lost with, while nothing explains it.",
+            (
+                "The last event of an engine that stopped reporting without an explanation, by its own clock. "
+                "There is no series once it reports again, its end is known, or it was replaced."
+            ),
             ("engine",),
         )
         self._marked = gauge(
             "marker_timestamp_seconds",
-            "The latest event of an engine that charts mark, by its kind.",
+            (
+                "When an engine's latest event of a kind that charts mark was, by its own clock: `deploy`, "
+                "`restart`, `death`, `contact lost`, `end`, `reset` or `drop`. Grafana's dashboards draw it as an "
+                "annotation."
+            ),
             ("engine", "kind"),
         )
-        self._info = gauge("engine_info", "How an engine describes itself; always 1.", ("engine", *INFO))
+        self._info = gauge(
+            "engine_info",
+            (
+                "How an engine describes itself; always 1. `model_name` is that of vLLM's own metrics, "
+                "`kvtrail_version` the recorder's."
+            ),
+            ("engine", *INFO),
+        )
         self._gauges = {name: gauge(name, text, ("engine", *labels)) for name, (text, labels) in GAUGES.items()}
 
         # An alert sees no increase in a series that begins at 1.
@@ -253,9 +417,9 @@ class Metrics:
             *((self.handoffs, (side, outcome)) for side, outcomes in OF_SIDE.items() for outcome in outcomes),
         ]
 
-    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Add a gauge that is read when Prometheus scrapes."""
-        Gauge(name, text, namespace="kvtrail", registry=self.registry).set_function(read)
+    def watch(self, name: str, read: Callable[[], float]) -> None:
+        """Add a gauge of `WATCHED`, which is read when Prometheus scrapes."""
+        Gauge(name, WATCHED[name], namespace="kvtrail", registry=self.registry).set_function(read)
 
     def count_rejected(self, transport: str, why: str) -> None:
         """Count a request that was turned away: `busy`, `connections`, `too_large`, `slow`, `cut_off`, `malformed` or

@@ -57,7 +57,7 @@ def http_routes(intake: Intake, metrics: Metrics, limits: Limits) -> APIRouter:
     """The route `POST /v1/traces`."""
     router = APIRouter(tags=["OTLP"])
     room, workers = _Room(LARGEST_WAITING * limits.request_bytes), CapacityLimiter(WORKERS)
-    metrics.watch("http_requests_waiting", "OTLP requests over HTTP that are received or wait.", lambda: room.bodies)
+    metrics.watch("http_requests_waiting", lambda: room.bodies)
 
     @router.post("/v1/traces", summary="OTLP/HTTP trace export (protobuf or JSON, plain or gzip)")
     async def traces(request: Request) -> Response:

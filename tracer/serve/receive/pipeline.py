@@ -98,7 +98,7 @@ class Pipeline:
         if resume:
             self.resume()
         metrics.watch_checks(self.judge.checks, self.judge.unknown)
-        metrics.watch("requests_open", "Requests that have started and not ended.", self._open_requests)
+        metrics.watch("requests_open", self._open_requests)
 
     def ingest(self, payload: bytes, *, transport: str) -> Refused | None:
         """Process a request: an `ExportTraceServiceRequest` in binary form. When this returns, it is stored, except for spans
