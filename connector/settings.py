@@ -101,7 +101,7 @@ class Settings:
     Attributes:
         guard: What to do with an answer that breaks the lookup contract: record it (`observe`); record it and give the
             scheduler 0 instead (`heal`); or record it and stop the engine (`raise`). `heal` also makes vLLM recompute wrong
-            bytes, and adds checksums to what one engine hands over to another.
+            bytes, and adds checksums to hand-offs between engines.
         level: How much is recorded. `basic`: every lookup, allocation, first step, preemption, plan, transfer and end, with
             their counts. `detailed`: also later steps with new information, block ids and hashes, and the keys that lookups
             claim. Eight rules need it, most of them for wrong output.
@@ -113,16 +113,16 @@ class Settings:
             to none. The first connector of an engine decides for its process.
         block_hashes: Whether block hashes are recorded at level `detailed`, as the last 8 bytes of vLLM's: those of requests,
             each sent once, and again after ten minutes or a loss; and stores and evictions of vLLM's own prefix cache, and of
-            LMCache's local CPU backend, in order with lookups (`kv.cache`), which needs no KV events of vLLM's. Without them,
-            causes of misses and the benefit of more memory are unknown, and a replay guesses which prompts share prefixes.
+            LMCache's local CPU backend, in order with lookups (`kv.cache`), which needs no KV events from vLLM. Without block
+            hashes, causes of misses and the benefit of more memory are unknown, and a replay guesses which prompts share prefixes.
         fingerprints: How many bytes of each KV block are checked: 16 words of 8 bytes (`some`), or all. The default is `some`
             at level `detailed`, and `off` at `basic`.
         fingerprint_store: Who writes to the connector's store: only this engine (`own`), or others or an earlier engine as
             well (`shared`). `auto`: only this one, unless its role is not `kv_both`, a setting names a place outside the
-            engine, or the connector is known to receive what another engine hands over.
+            engine, or the connector is known to receive hand-offs from another engine.
         queue_mib: MiB for waiting events in each process of the engine, including the batch that is being sent: 1 to 4096.
-            Half is for the events themselves, three eighths for their lists of blocks and hashes; beyond that the oldest are
-            dropped and counted. The first connector of an engine decides for its process.
+            Half is for the events themselves, three eighths for their lists of blocks and hashes; when a part is full, the
+            oldest events are dropped and counted. The first connector of an engine decides for its process.
     """
 
     guard: Guard = Guard.OBSERVE

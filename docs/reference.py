@@ -97,8 +97,8 @@ the client accepts it. [Alerts](alerts.md) uses them.
 
 **Labels are few.** No request id is ever a label. `engine` is the engine id of vLLM's KV transfer configuration, or a
 random one if none is configured; `engine_name` on `kvtrail_engine_info` is its [display
-name](operations.md#the-engine). The series of an engine are removed an hour after its last event. At most 64 engines
-and 32 connectors have series of their own at a time; the rest share the label `other`, and have no state gauges.
+name](operations.md#the-engine). An engine's series are removed an hour after its last event. At most 64 engines
+and 32 connectors have their own series at a time; the rest share the label `other`, and have no state gauges.
 Other properties of an engine are on `kvtrail_engine_info`, for joins: `rate(kvtrail_hit_tokens_total[5m]) * on
 (engine) group_left (engine_name, model_name) kvtrail_engine_info`.
 

@@ -154,7 +154,7 @@ class Metrics:
             "admissions",
             (
                 "Lookups with an answer that led to an allocation. `epoch` is `first`, or `resumed` after a "
-                "preemption. Other lookups were in vain."
+                "preemption. Other lookups led to no allocation."
             ),
             _EPOCH,
         )
