@@ -114,7 +114,8 @@ class Settings:
         block_hashes: Whether block hashes are recorded at level `detailed`, as the last 8 bytes of vLLM's: those of requests,
             each sent once, and again after ten minutes or a loss; and stores and evictions of vLLM's own prefix cache, and of
             LMCache's local CPU backend, in order with lookups (`kv.cache`), which needs no KV events from vLLM. Without block
-            hashes, causes of misses and the benefit of more memory are unknown, and a replay guesses which prompts share prefixes.
+            hashes, causes of misses and the benefit of more memory are unknown, and a replay guesses which prompts share
+            prefixes.
         fingerprints: How many bytes of each KV block are checked: 16 words of 8 bytes (`some`), or all. The default is `some`
             at level `detailed`, and `off` at `basic`.
         fingerprint_store: Who writes to the connector's store: only this engine (`own`), or others or an earlier engine as
