@@ -34,7 +34,7 @@ RUNNING = 64
 """Requests of an engine at a time."""
 SHAPES, PREFIXES = 300, 16
 HEARTBEAT_NS = 5 * 10**9
-_UNSAID = (None,) * (len(FIELDS[Kind.HEARTBEAT]) - 5)
+_UNSAID = (None,) * (len(FIELDS[Kind.HEARTBEAT]) - 4)
 """What comes after the step in a sign of life."""
 MODEL, CONNECTOR = "made-up-8b", "OffloadConnector"
 DRIFTS = ("over-report", "stale-lookup", "store-gap")
@@ -319,7 +319,7 @@ class Recorder:
 
     def heartbeat(self, now_ns: int, *, closing: bool) -> bytes:
         """An `ExportTraceServiceRequest` with a sign of life."""
-        values = (self.sequence, 0, closing, None, self.step, *_UNSAID)
+        values = (self.sequence, 0, closing, self.step, *_UNSAID)
         event = (Kind.HEARTBEAT.value, b"", self._nobody, self.sequence, 0, 0, now_ns, now_ns, None, values)
         self.sequence += 1
         (body,) = self._encoder.requests([event], 1)
