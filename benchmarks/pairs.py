@@ -20,8 +20,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from faults import OF_PAIRS
 from faulty_pairs import Mistake, PlayedPair, drawn, play_pair, with_pair

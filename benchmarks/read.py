@@ -18,13 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from wire import to_json_line
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from bare_scheduler import storm
 from memory import MemoryTransport
 from rounds import print_ratio
+from wire import to_json_line
 
 from kvtrail.connector.recording import exporter, recorder
 from kvtrail.connector.simulate.bare_scheduler import BareScheduler

@@ -10,12 +10,15 @@ import argparse
 import os
 import socket
 import statistics
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import httpx
 import rounds
