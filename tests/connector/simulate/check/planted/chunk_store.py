@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+
+from planted.whole_steps import WholeSteps
 
 Move = tuple[int, int, list[int]]
 """Between a slot, from its n-th block on, and these blocks of the KV cache."""
@@ -40,7 +42,7 @@ class Entry:
     wrote: int = -9
 
 
-class ChunkStore(KVConnectorBase_V1):
+class ChunkStore(WholeSteps):
     """`chunk` tokens a chunk, `slots` chunks, `apart`: reads run between steps, `lag`: writes run that many steps later."""
 
     kvtrail_check_settings = {  # noqa: RUF012
@@ -258,12 +260,6 @@ class ChunkStore(KVConnectorBase_V1):
                 cache[blocks] = memory[slot, first : first + len(blocks)]
         self.arrived |= work.waiting
         self.ended |= work.ended
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        pass
-
-    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        pass
 
     def wait_for_save(self) -> None:
         work = self._get_connector_metadata()

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+
+from planted.whole_steps import WholeSteps
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Tracked:
     loading: bool = False
 
 
-class HostCache(KVConnectorBase_V1):
+class HostCache(WholeSteps):
     """`chunk_size` tokens a chunk, `capacity` chunks, and `late`: loads run between steps."""
 
     kvtrail_check_settings = {"chunk_size": (32, 64, 128), "capacity": (8, 24, 200), "late": (True, False)}  # noqa: RUF012
@@ -230,12 +232,6 @@ class HostCache(KVConnectorBase_V1):
             for cache, room in zip(self.caches, self.room, strict=True):
                 cache[copy.blocks] = room[copy.slot, copy.first : copy.first + len(copy.blocks)]
         self.received |= plan.receives
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        pass
-
-    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        pass
 
     def wait_for_save(self) -> None:
         plan = self._get_connector_metadata()

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+
+from planted.whole_steps import WholeSteps
 
 Copies = list[tuple[int, int]]
 """Slots, each with a block of the KV cache."""
@@ -41,7 +43,7 @@ class Known:
     stored_at: int = -99
 
 
-class Shelf(KVConnectorBase_V1):
+class Shelf(WholeSteps):
     """`slots`: blocks that it holds. `between`: loads run between steps. `delay`: steps by which stores are late; such loads
     are twice as late."""
 
@@ -262,12 +264,6 @@ class Shelf(KVConnectorBase_V1):
                 self.arrived.add(request_id)
         self.to_load = [each for each in self.to_load if each[0] > self.step]
         self.ended |= plan.ended
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        pass
-
-    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        pass
 
     def wait_for_save(self) -> None:
         plan = self._get_connector_metadata()

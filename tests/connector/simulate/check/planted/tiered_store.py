@@ -21,11 +21,12 @@ from typing import Any, ClassVar
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
 )
+
+from planted.whole_steps import WholeSteps
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Open:
     ranks: int = 0  # on how many it has ended
 
 
-class TieredConnector(KVConnectorBase_V1):
+class TieredConnector(WholeSteps):
     kvtrail_check_settings: ClassVar = {
         "ram_chunks": [4, 16, 64],
         "disk_chunks": [8, 32, 256],
@@ -194,12 +195,6 @@ class TieredConnector(KVConnectorBase_V1):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self.errors |= self._copy_in(self._given.loads)
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        pass
-
-    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        pass
 
     def wait_for_save(self) -> None:
         for job in self._given.jobs:
