@@ -1,5 +1,5 @@
-"""The dashboard: the tracer's HTTP API in, pages in the browser out. It reads nothing else.
+"""The dashboard: reads the tracer's HTTP API, and nothing else, and shows pages in the browser.
 
-`views` draws the pages, `content` computes their contents, `live` is the canvas of the lanes, `table` tables with links as
-rows, `browser` styles and scripts; `client` calls the API.
+`views` draws the pages, `content` computes their contents, `live` is the canvas of the lanes, `table` has tables with links
+as rows, `browser` has styles and scripts; `client` calls the API.
 """

@@ -1,4 +1,4 @@
-"""The Streamlit entry: navigation, and the page that the address names."""
+"""The Streamlit entry point: navigation, and the page in the URL."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ PAGES = {
     },
 }
 REQUEST = st.Page("views/request.py", title="Request", url_path="request")
-"""Reached by links only: it needs an id in the address."""
+"""Reached only by links: its URL needs an id."""
 EVERY_S = 2
 STYLES = ("browser/style.css", "table/table.css")
 
@@ -40,8 +40,8 @@ styles = [palette.style(), *((Path(__file__).parent / name).read_text() for name
 st.html(f"<style>{' '.join(styles)}</style>")
 page = st.navigation([*PAGES.values(), REQUEST], position="hidden")
 arrive(page.url_path or "overview")
-# Only the lanes change their range without a run of the whole page.
+# Only the lanes change their range without rerunning the whole page.
 st.fragment(navigation, run_every=EVERY_S if address.query().get("view") == "lanes" else None)()
-with st.container(key="history"):  # keeps late pages out of it
+with st.container(key="history"):  # keeps late pages out of the history
     invisible("history")(key="history_keeper")
 page.run()

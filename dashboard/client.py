@@ -11,13 +11,13 @@ import httpx
 
 UNAUTHORIZED, FORBIDDEN = 401, 403
 HEALTH_S = 0.5
-"""In this time a tracer that had hung must answer that it is alive, before it is asked anything else."""
+"""Maximum time for the health check of a tracer that hung, before other requests are sent."""
 Row = dict[str, Any]
 """A JSON object of the API; the tracer's /docs page lists its fields."""
 
 
 class TracerAway(RuntimeError):
-    """The tracer gave no usable answer; the text has its address and a remedy."""
+    """The tracer gave no usable answer; the text has its URL and a remedy."""
 
 
 class Tracer:
@@ -36,7 +36,7 @@ class Tracer:
     ) -> None:
         """
         Args:
-            token_file: has the token in its first line; read at every request, since it may be replaced.
+            token_file: file with the token in its first line; read at every request, since it may be replaced.
             ca: PEM file of the CA of the tracer's certificate, if the system does not trust it.
         """
         self.url = url.rstrip("/")
@@ -53,7 +53,7 @@ class Tracer:
         )
 
     def get(self, path: str, **parameters: str | int) -> Any:
-        """The answer of `/api/<path>`, out of JSON."""
+        """The parsed JSON answer of `/api/<path>`."""
         return self._decoded(self._response(f"/api/{path}", **parameters))
 
     def otlp(self, request_id: str, *, engine: str = "") -> bytes:
@@ -71,7 +71,7 @@ class Tracer:
         """A successful response, or a 404."""
         try:
             if self._hangs:
-                # Its readers would wait three seconds for every page and every click.
+                # Users would wait three seconds for every page and every click.
                 self._http.get("/api/health", headers=self._headers(), timeout=HEALTH_S)
             response = self._http.get(path, params=parameters, headers=self._headers())
             self._hangs = False

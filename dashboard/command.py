@@ -1,4 +1,4 @@
-"""`kvtrail dashboard`."""
+"""`kvtrail dashboard`: runs the dashboard."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kvtrail.refused import Refused
 
 DEFAULT_URL = "http://127.0.0.1:4318"
 FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
-"""A file that exists."""
+"""Option type of an existing file."""
 TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
-"""Passes the tracer's address to the pages; users may set it, too."""
+"""Passes the tracer's URL to the pages; users may also set it."""
 TOKEN_VARIABLE = "KVTRAIL_DASHBOARD_TOKEN_FILE"
 CA_VARIABLE = "KVTRAIL_DASHBOARD_TRACER_CA"
 """Pass the token file, and the CA file of the tracer's certificate, to the pages."""
@@ -125,7 +125,7 @@ def dashboard(
     os.environ |= {TRACER_VARIABLE: tracer, TRACES_VARIABLE: traces}
     os.environ["FORWARDED_ALLOW_IPS"] = ""  # uvicorn's: otherwise it trusts a proxy's headers for the client's address
     app = App(Path(__file__).with_name("app.py"), middleware=middleware)
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown
         app.run(config=streamlit_options(host, port, tls=(tls_cert, tls_key)))
 
 
@@ -156,7 +156,7 @@ def _check_port(host: str, port: int) -> None:
     """Raise if the port is not free. Streamlit's own message is less clear and takes seconds."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As servers do: a port with connections in TIME_WAIT counts as free.
+        # As in servers, a port with connections in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -1,8 +1,8 @@
-"""Login for a dashboard that other machines reach: with a token. A proxy that authenticates users may send one itself.
+"""Token login for a dashboard that other machines can reach. A proxy that authenticates users may send a token itself.
 
 A middleware in front of all of Streamlit: pages, websocket and downloads. A token is entered once, in a form; a random cookie
-then replaces it for twelve hours, until its user logs out, the token is removed from the file, or the dashboard restarts. Who
-gives wrong tokens has to wait.
+then replaces it for twelve hours, until its user logs out, the token is removed from the file, or the dashboard restarts.
+Wrong tokens cause a wait.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from kvtrail.exposure import tokens_in
 from kvtrail.tracer.events.bounded import BoundedDict
 
 OPEN_PATH = "/_stcore/health"
-"""The path of health checks, which have no token."""
+"""The path of health checks, which send no token."""
 LOGIN, LOGOUT = "/login", "/logout"
 COOKIE = "kvtrail_login"
 COOKIE_LIFETIME_S = 12 * 3600
 MAX_FORM_BYTES = 16 * 1024
 MAX_FAILURES, FAILURES_S = 10, 60.0
-"""Wrong tokens from one address in so many seconds; then none from there is looked at until these have passed."""
+"""Maximum number of wrong tokens from one address, and the period in seconds; then its tokens are ignored until the period
+has passed."""
 MAX_REMEMBERED = 10_000
-"""Addresses with wrong tokens, and cookies of users who have logged in."""
+"""Maximum number of addresses with wrong tokens, and of cookies of logged-in users."""
 _FORM = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>kvtrail: log in</title>
 <style>:root{{color-scheme:light dark}}body{{font:16px system-ui;max-width:24rem;margin:20vh auto;padding:0 1rem}}
@@ -46,7 +47,7 @@ input,button{{font:inherit;width:100%;box-sizing:border-box;padding:.5rem;margin
 
 
 class BadLogin(ValueError):
-    """The options admit nobody; the text has the reason."""
+    """The options would admit nobody; the text has the reason."""
 
 
 class Login:
@@ -60,9 +61,9 @@ class Login:
         """Raises BadLogin if the file has no token."""
         self.token_file, self._clock = token_file, clock
         self._failures: BoundedDict[str, list[float]] = BoundedDict(MAX_REMEMBERED)
-        """By address: when wrong tokens came."""
+        """The times of wrong tokens, by address."""
         self._sessions: BoundedDict[str, tuple[str, float]] = BoundedDict(MAX_REMEMBERED)
-        """By cookie: the token that was entered, and when the cookie ends."""
+        """By cookie: the entered token, and the cookie's expiry."""
         if not self._tokens():
             raise BadLogin(f"{token_file} holds no token: write one a line")
 
@@ -76,7 +77,7 @@ class Login:
         return self._clock() <= until_s and self._is_token(token)
 
     def cookie_for(self, token: str, host: str = "") -> str | None:
-        """A new cookie for a token that came from this address; None if it is not valid, or its sender has to wait."""
+        """A new cookie for a token from this address; None if it is invalid, or the address must wait."""
         if not self._takes(token, host):
             return None
         cookie = secrets.token_urlsafe()
@@ -84,11 +85,11 @@ class Login:
         return cookie
 
     def log_out(self, cookie: str) -> None:
-        """Admit nobody with this cookie any more."""
+        """Invalidate this cookie."""
         self._sessions.pop(cookie, None)
 
     def must_wait(self, host: str) -> bool:
-        """Whether so many wrong tokens came from this address that none from there is looked at now."""
+        """Whether tokens from this address are ignored now because of too many wrong ones."""
         since = self._clock() - FAILURES_S
         return len([at for at in self._failures.get(host, ()) if at > since]) >= MAX_FAILURES
 
@@ -138,7 +139,7 @@ class LoginMiddleware:
         await self._app(scope, receive, send)
 
     def _while_admitted(self, scope: Scope, receive: Receive) -> Receive:
-        """What comes on a websocket until its user is admitted no more; then it is closed."""
+        """The messages of a websocket while its user is admitted; then the websocket is closed."""
 
         async def received() -> Message:
             message = await receive()
@@ -184,7 +185,7 @@ class LoginMiddleware:
 
 
 def _own_page(address: str) -> str:
-    """The address if it is a path on this site under any browser's parsing, else `/`."""
+    """The URL if every browser parses it as a path on this site, else `/`."""
     is_own = address.startswith("/") and address[1:2] not in ("/", "\\") and address.isprintable()
     return address if is_own else "/"
 

@@ -65,7 +65,7 @@ FILLED = Colour("#1d5fd6", "#1d5fd6", "")
 OF_PAGE = {
     "page": BACKGROUND, "secondary": SECONDARY, "line": BORDER, "muted": GREY, "clickable": PRIMARY, "filled": FILLED,
 }  # fmt: skip
-"""The page's own colours, by their names in CSS: also of text that says less, such as headings of columns."""
+"""The page's own colours, by their CSS names, including text of less importance, such as column headings."""
 
 LEVEL = {
     "lost": Meaning(RED, "something is lost: an engine, a request, a right answer"),
@@ -92,7 +92,7 @@ STATUS = {
     "failed": Meaning(RED, "a call about it raised"),
     "abandoned": Meaning(RED, "never ended, and its engine is gone"),
 }
-"""Statuses of a request, in the order of its life."""
+"""Statuses of a request, in order."""
 OUTCOME = {
     "running": Meaning(BLUE, "has not ended"),
     "finished": Meaning(GREEN, "ended as it should"),
@@ -103,7 +103,7 @@ OUTCOME = {
 }
 """Outcomes of a request."""
 LABELS = {"silent": "contact lost", "unheard": "contact lost", "unseen": "not seen"}
-"""How states and outcomes are shown that the API has other words for."""
+"""Display words of states and outcomes that differ from the API's."""
 VERDICT = {
     "ok": Meaning(GREEN, "what was checked agrees, and nothing is missing"),
     "drift": Meaning(RED, "events contradict each other"),
@@ -135,7 +135,7 @@ KNOWN = {
     "known": Meaning(GREY, "the file of known findings names it, and alerts leave it out"),
     "partly known": Meaning(YELLOW, "some of its findings are known"),
 }
-"""What is known of a finding or of those of a rule."""
+"""Whether a finding, or findings of a rule, are known."""
 PHASE = {
     "queued": Meaning(Colour("#8490a3", "#7d899c", ""), "arrived, and not yet processed"),
     "lookup": Meaning(Colour("#0c8ea6", "#22b8cf", ""), "the scheduler asks the connector"),

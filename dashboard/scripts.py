@@ -1,7 +1,7 @@
 """JavaScript for Streamlit's components.
 
-Streamlit serves a component's files from a folder only if its package is installed in one particular way, and kvtrail must
-also run from a checkout: so a component gets its modules joined into one.
+Streamlit serves a component's files from a folder only if its package is installed in a certain way, and kvtrail must also
+run from a checkout: so a component's modules are joined into one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def invisible(name: str) -> ComponentRenderer:
 
 
 def joined(modules: Iterable[Path]) -> str:
-    """The modules as one, each after those that it imports: no imports, and no exports but the default."""
+    """The modules joined into one, each after its imports; without import statements and with only the default export."""
     return "\n".join(_module(path.read_text()) for path in modules)
 
 

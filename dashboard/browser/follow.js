@@ -1,4 +1,4 @@
-// Clicks the link beside it, once, as soon as it is there.
+// Clicks the adjacent link once, as soon as it exists.
 
 export default function () {
   let waiting;

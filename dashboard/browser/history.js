@@ -1,5 +1,5 @@
-// Keeps late pages out of the browser's history. If the server draws another page than the address names, Streamlit adds it to
-// the history, even if the reader has already gone back from it.
+// Keeps late pages out of the browser's history. If the server draws a page other than that of the URL, Streamlit adds it to
+// the history, even if the user has already navigated back.
 
 const GUARDED = Symbol.for("kvtrail history");
 

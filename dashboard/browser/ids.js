@@ -1,4 +1,4 @@
-// Ids in a narrow place: they differ at any place, so none may be cut to the text of another.
+// Shortened ids: ids may differ at any position, so no two may be shortened to the same text.
 
 /** An id of at most `most` characters: a longer one is cut in its middle. */
 export function cutId(id, most) {
@@ -7,7 +7,7 @@ export function cutId(id, most) {
   return `${id.slice(0, most - 1 - tail)}…${tail > 0 ? id.slice(-tail) : ""}`;
 }
 
-/** Ids of at most `most` characters; those that would be cut to the same text stay whole. */
+/** Ids of at most `most` characters; ids that would become equal are not shortened. */
 export function cutIds(ids, most) {
   const owners = new Map();
   for (const id of ids) {

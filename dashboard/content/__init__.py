@@ -1,4 +1,4 @@
-"""The contents of pages, without Streamlit: answers of the tracer's API in; table rows, charts and sentences out.
+"""The contents of pages, without Streamlit: converts answers of the tracer's API to table rows, charts and sentences.
 
-A module is named after its page, or after the part of a page; `request` has those of the page about one request.
+A module is named after its page or a part of a page; `request` has the modules of the page about one request.
 """

@@ -1,5 +1,5 @@
-"""Why the tokens of a range were computed: sums by cause, as `/api/efficiency` has them: tokens by `cause:tier`, and
-those of unknown cause by what was not recorded."""
+"""Why the tokens of a range were computed: sums by cause from `/api/efficiency`: tokens by `cause:tier`, and tokens of
+unknown cause by the missing data."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from kvtrail.tracer.model.words import count, percent
 TENANT = "tenant"
 KV_CACHE_GROUP = "KV cache group"
 BY = ("engine", "connector", "model", TENANT, KV_CACHE_GROUP)
-"""The labels by which sums can be grouped; those that lacked its part by KV cache group, where a model has several."""
+"""The labels by which sums can be grouped. KV cache group means the group that lacked the tokens, for models with several."""
 MAX_GROUPS = 12
-"""Groups with a bar: those with most tokens."""
+"""Maximum number of groups with a bar, the largest first."""
 LEAST_SHARE = 0.005
 """Shares that round to 0 % are omitted."""
 
@@ -131,7 +131,7 @@ def sum_names(sums: Row, *, dark: bool) -> list[Entry]:
 
 
 def unknown(sums: Row) -> str:
-    """The share of unknown cause, and what was not recorded, in sentences; empty if all causes are known."""
+    """The share of unknown cause, and the missing data, in sentences; empty if all causes are known."""
     found = _by_tier(sums)
     whole = sum(found.values())
     return " ".join(
@@ -156,7 +156,7 @@ def largest(sums: Row) -> str:
 
 
 def _unstored(sums: Row, cause: str) -> str:
-    """The share of the tokens that vLLM's cache lost by this cause and that the connector's store never had, and why."""
+    """Of the tokens that vLLM's cache lost by this cause: the share that the connector's store never had, and why."""
     lost = sums["causes"].get(f"{cause}:{VLLM}", 0)
     of = (sums.get("unstored") or {}).items()
     by_reason = Counter({name.partition(":")[2]: tokens for name, tokens in of if name.startswith(f"{cause}:")})

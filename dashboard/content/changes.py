@@ -1,4 +1,4 @@
-"""What changed at a moment, in sentences and rows: how much each amount did, and which group's requests explain it.
+"""Changes at a moment, in sentences and rows: the change of each amount, and the groups of requests that explain it.
 
 A `change` is one measure as `/api/changes` returns it, defined in tracer/savings/changes.py.
 """
@@ -21,27 +21,27 @@ MEASURES = {
     "postponed_s": "Seconds held up by 'ask me later'", "lookup_s": "Seconds in lookups", "preemptions": "Preemptions",
     "admissions": "Admissions",
 }  # fmt: skip
-"""What each amount is, for people; all are per minute."""
+"""Display names of the amounts; all are per minute."""
 BY = {"prefix": "beginning of prompt", "cause": "why computed"}
-"""Dimensions that have another name for people."""
+"""Display names of dimensions that differ from their names."""
 FILTERS = {"engine": "on", "model": "model"}
-"""The dimensions that the page of requests has a filter of its own for, and its name in the address."""
+"""The dimensions for which the page of requests has a filter, and the filter's name in the URL."""
 FIRST = "computed"
 """The measure that the others explain."""
 EXPLAINS = 0.3
 """A group with this share of a change explains it; with a smaller share, traffic does not."""
 SMALL = 0.05
-"""A change by a smaller share of what there was is not worth a sentence."""
+"""A relative change below this share has no sentence."""
 UNCHANGED = f"Nothing changed by more than {text.percent(SMALL)}."
 
 
 def in_order(changes: Iterable[Row]) -> list[Row]:
-    """The measures that changed by more than a little: the computed tokens first, then what changed most."""
+    """The measures with a significant change: the computed tokens first, then the largest change."""
     return sorted(filter(_is_large, changes), key=lambda each: (each["measure"] != FIRST, -_times(each["whole"])))
 
 
 def title(change: Row) -> str:
-    """What changed."""
+    """The changes, in sentences."""
     measure = str(change["measure"])
     return MEASURES.get(measure, measure)
 
@@ -52,7 +52,7 @@ def _is_large(change: Row) -> bool:
 
 
 def sentence(change: Row) -> str:
-    """How a measure changed, and how much of that is traffic."""
+    """The change of a measure, and the share of it that traffic explains."""
     before, after = change["whole"]["before"], change["whole"]["after"]
     from_, to = (_amount(each, change["measure"]) for each in (before, after))
     said = f"**{title(change)}** went from {from_} to {to} a minute."
@@ -69,8 +69,9 @@ def sentence(change: Row) -> str:
 
 
 def explaining(changes: Iterable[Row]) -> list[tuple[Row, Row]]:
-    """The changes with the groups that explain each: of each dimension the one with the largest share, if that is much, and
-    the one that went most the other way, if it outweighs much of that. Where there is only one, it explains nothing."""
+    """The changes with the groups that explain each: for each dimension the group with the largest share, if it is large, and
+    the group with the largest opposite change, if it offsets much of that. A dimension with a single group explains
+    nothing."""
     found = []
     for change in changes:
         by_dimension: dict[str, list[Row]] = {}
@@ -99,7 +100,7 @@ def rows(found: Iterable[tuple[Row, Row]], names: Mapping[str, str]) -> list[Row
 
 
 def filters(group: Row) -> dict[str, str]:
-    """What the page of requests filters by to show a group, in its address; nothing where its value is not known."""
+    """The URL parameters with which the page of requests shows a group; none if its value is unknown."""
     by, value = group["dimension"], group["group"]
     if not value:
         return {}
@@ -109,7 +110,7 @@ def filters(group: Row) -> dict[str, str]:
 
 
 def group_name(group: Row, names: Mapping[str, str]) -> str:
-    """A group, for people; `names` are those of engines and tenants."""
+    """A group's display name; `names` are those of engines and tenants."""
     by, value = group["dimension"], group["group"]
     if by == "tenant":
         return tenant_name(value, names)
@@ -120,7 +121,7 @@ def group_name(group: Row, names: Mapping[str, str]) -> str:
 
 
 def rests_on(report: Row, *, now_ns: int) -> str:
-    """What was compared with what, and how the numbers are to be read."""
+    """The compared ranges, and how to read the numbers."""
     before, after = (
         f"{text.clock(each['since_ns'], now_ns=now_ns)[:-4]} to {text.clock(each['until_ns'], now_ns=now_ns)[:-4]}"
         for each in (report["before"], report["after"])
@@ -132,7 +133,7 @@ def rests_on(report: Row, *, now_ns: int) -> str:
 
 
 def of_cause(cause: Row, after: TimeRange, around: TimeRange) -> Link:
-    """Where a likely cause leads: to the requests of its engine, or else to why tokens were computed."""
+    """The link of a likely cause: the requests of its engine, or else the causes of computed tokens."""
     if not cause["engine"]:
         return "savings", after.address
     ended = cause["kind"] in ("death", "contact lost", "end")
@@ -140,7 +141,7 @@ def of_cause(cause: Row, after: TimeRange, around: TimeRange) -> Link:
 
 
 def _times(whole: Row) -> float:
-    """By which share of the larger one the two differ."""
+    """The difference of the two as a share of the larger one."""
     return float(abs(whole["after"] - whole["before"]) / (max(whole["before"], whole["after"]) or 1))
 
 

@@ -1,4 +1,4 @@
-"""Charts of a time range: findings and tokens over time with markers, and what more memory would buy.
+"""Charts of a time range: findings and tokens over time with markers, and the estimated effect of more memory.
 
 The same data gives the same chart: every dataset is named here, since Altair numbers its own names. Times are UTC.
 """
@@ -26,13 +26,13 @@ HEIGHT = 160
 _CURVE_HEIGHT = 220
 _TWO_DAYS_MS = 2 * 24 * 3600 * 1000
 _ABOVE = 24
-"""The room for words above a plot."""
+"""The height of text above a plot, in pixels."""
 SHAPES = {"death": "cross", "contact lost": "cross", "drop": "square", "reset": "circle"}
-"""Marks at the tops of the lines, so that kinds differ not by colour alone; all others are triangles."""
+"""Symbols at the tops of marker lines, so that kinds do not differ only by colour; all others are triangles."""
 LONGEST = 90
-"""Characters of a text under the pointer; Vega shows no lines."""
+"""Maximum number of characters in a tooltip, since Vega does not wrap it."""
 _OF_BASE = ("mark", "encoding", "params", "transform", "name")
-"""What a chart has for itself; the rest, such as its size and padding, is the whole picture's."""
+"""The parts of a spec that belong to a single layer; the rest, such as size and padding, belongs to the whole chart."""
 
 
 def findings_over_time(trend: Row, *, dark: bool) -> Chart:
@@ -64,7 +64,7 @@ def causes_over_time(answer: Row, *, dark: bool) -> Chart:
 
 
 def causes_by(sums_of: Mapping[str, Mapping[str, int]], *, dark: bool) -> Chart:
-    """The shares of the causes of computed tokens by group, a bar each."""
+    """The shares of the causes of computed tokens, with a bar for each group."""
     rows = causes.group_rows(sums_of)
     labels = alt.Axis(minExtent=130, maxExtent=130, labelLimit=130, labelOverlap=False, labelPadding=6)
     present = {row["cause"] for row in rows}
@@ -90,13 +90,13 @@ def causes_by(sums_of: Mapping[str, Mapping[str, int]], *, dark: bool) -> Chart:
 def what_memory_buys(
     curve: Row, *, limit: int | None, given: float | None, dark: bool
 ) -> alt.LayerChart | alt.FacetChart:
-    """The share that stores of other sizes would have given, today's size, and the share it has `given`."""
+    """The share that stores of other sizes would have supplied, the current size, and the measured share (`given`)."""
     held = memory.today(curve, limit)
     (unit, chunk), rows = memory.unit(curve), memory.rows(curve)
     stores = alt.Axis(tickCount=6, grid=False, format="~g", labelOverlap=True)
     shares = alt.Axis(format=".0%", tickCount=4, minExtent=36)
     sizes = sorted([*(row["store"] for row in rows), *([held * chunk] if held else [])])
-    # The ends are given: Streamlit draws a chart without its rows first, and a logarithm has no zero.
+    # The domain is explicit: Streamlit first draws a chart without its rows, and a logarithmic axis has no zero.
     scale = alt.Scale(type="log", nice=False, domain=[sizes[0], max(sizes[-1], sizes[0] * 1.01)])
     x = alt.X("store:Q", title=f"store ({unit})", scale=scale, axis=stores)
     y = alt.Y("share:Q", title=None, scale=alt.Scale(domainMin=0), axis=shares)
@@ -137,7 +137,7 @@ def source_colours(answer: Row, *, dark: bool) -> dict[str, str]:
 
 
 def time_axis(since_ns: int, until_ns: int, step_ns: int) -> alt.X:
-    """The axis of a range of whole steps, so that it stands still within a step."""
+    """The axis of a range of whole steps, so that it does not move within a step."""
     begin_ms, end_ms = since_ns // step_ns * step_ns // 10**6, -(-until_ns // step_ns) * step_ns // 10**6
     shown = "%b %d" if end_ms - begin_ms > _TWO_DAYS_MS else "%H:%M:%S" if step_ns < 10**10 else "%H:%M"
     axis = alt.Axis(format=shown, tickCount=6, grid=False, labelPadding=4)
@@ -146,7 +146,7 @@ def time_axis(since_ns: int, until_ns: int, step_ns: int) -> alt.X:
 
 
 def _date(at_ms: int) -> alt.DateTime:
-    """A moment for a scale: Streamlit's Vega makes no date of a number there, and a line without one has no place."""
+    """A time for a scale: Streamlit's Vega does not convert numbers to dates there, and a line needs a date."""
     at = datetime.fromtimestamp(at_ms / 1000, UTC)
     return alt.DateTime(
         year=at.year, month=at.month, date=at.day, hours=at.hour, minutes=at.minute, seconds=at.second,
@@ -155,7 +155,7 @@ def _date(at_ms: int) -> alt.DateTime:
 
 
 def readable(spec: dict[str, Any], *, dark: bool) -> dict[str, Any]:
-    """A chart's spec with words that can be read: Streamlit's own have a contrast of 3.72."""
+    """A chart's spec with readable text: Streamlit's default text has a contrast of 3.72."""
     colour = GREY.on(dark=dark)
     config = spec.get("config", {})
     words = {"labelColor": colour, "titleColor": colour}
@@ -171,7 +171,7 @@ def framed(chart: AnyChart, *, above: int = 0) -> AnyChart:
 
 
 def spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
-    """A chart's spec; not compared with its schema, since that takes long at each refresh, and the tests do it."""
+    """A chart's spec, not validated against its schema: that is slow at each refresh, and the tests do it."""
     drawn: dict[str, Any] = chart.to_dict(validate=False)
     return drawn
 
@@ -230,19 +230,18 @@ def data(rows: Sequence[Row], name: str) -> Any:
 
 
 def with_markers(spec: Mapping[str, Any], markers: Sequence[Row], *, dark: bool) -> dict[str, Any]:
-    """The spec of a chart over time with the markers of its range over it, as further layers. Selections along the axis work
-    as before."""
+    """The spec of a chart over time with the markers of its range as further layers. Selections along the axis still work."""
     if not markers:
         return dict(spec)
     base = {name: spec[name] for name in _OF_BASE if name in spec}
-    # The base has the domain: Vega warns of the same one twice.
+    # Only the base has the domain: Vega warns if it occurs twice.
     x = {"field": "at", "type": "temporal", "title": None, "scale": {"type": "utc"}}
     colour, shape = ({"field": field, "type": "nominal", "scale": None} for field in ("colour", "shape"))
     said = [{"field": field, "type": "nominal"} for field in ("time", "what", "text")]
     shared = {"x": x, "color": colour, "tooltip": said}
     rows = {"values": marker_rows(markers, dark=dark), "name": "markers"}
     lines = {"type": "rule", "strokeWidth": 1.5, "strokeDash": [4, 3], "clip": True}
-    # A line is hard to hit with the pointer; its mark at the top is not.
+    # A line is hard to hit with the pointer, but its symbol at the top is not.
     points = {"type": "point", "filled": True, "size": 90, "opacity": 1, "clip": False}
     layers = [
         base,
@@ -273,7 +272,7 @@ def marker_kind(marker: Row) -> str:
 
 
 def marker_text(marker: Row, *, longest: int | None = None) -> str:
-    """What happened, with the engine's name, as plain text."""
+    """The marker's text with the engine's name, as plain text."""
     said = " ".join(filter(None, (marker["engine_name"], marker["text"])))
     return said if longest is None or len(said) <= longest else f"{said[: longest - 1]}…"
 

@@ -1,4 +1,4 @@
-"""Engines, who hands over to whom, and the recorders that have lost something."""
+"""Engines, hand-offs between them, and recorders that lost events."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def quiet_engines(recorders: Iterable[Row]) -> str:
 
 
 def since(engines: Iterable[Row], shown: TimeRange) -> list[Row]:
-    """The engines without those that had ended before the range."""
+    """The engines, except those that had ended before the range."""
     return [each for each in engines if each["ended_ns"] is None or each["ended_ns"] >= shown.since_ns]
 
 
 def counts(engines: Sequence[Row], shown: TimeRange) -> str:
-    """How many engines are in each state, in a line. One that has ended counts in the range in which it did, as in
-    the sentences."""
+    """The number of engines in each state, in a line. An ended engine counts in the range in which it ended, as in the
+    sentences."""
     here = since(engines, shown)
     states = Counter(each["state"] for each in here if each["ended_ns"] is None or each["ended_ns"] <= shown.until_ns)
     parts = [f"{count(states[state])} {palette.label(state)}" for state in _ORDER if states[state]]
@@ -93,7 +93,7 @@ def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
 
 
 def _end(engine: Row, *, now_ns: int) -> str | None:
-    """When and of what an engine ended, if known."""
+    """When and why an engine ended, if known."""
     if engine["state"] not in ("died", "drained", "silent"):
         return None
     at = text.clock(engine["ended_ns"], now_ns=now_ns).partition(".")[0] if engine["ended_ns"] else ""
@@ -127,11 +127,11 @@ KEPT_FOR = {
     "loaded": "loaded; to be given back",
     "abandoned": "nobody: its request has ended",
 }
-"""What blocks are kept for, by the api's word."""
+"""Display texts of the reason why blocks are kept, by the API's value."""
 
 
 def pair_rows(pairs: Iterable[Row]) -> list[Row]:
-    """Who hands over to whom, in the order given."""
+    """The pairs of engines that hand over, in the given order."""
     return [
         {
             "Prefills": pair["giver_name"] or NOTHING,

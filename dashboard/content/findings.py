@@ -1,4 +1,5 @@
-"""Findings: those of a time range by rule, over time and one by one; and each in sentences, with its evidence and numbers."""
+"""Findings of a time range by rule, over time, and as a list; and a single finding in sentences, with its evidence and
+numbers."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ _LET = re.compile(r"^Let (\w+) = ")
 
 
 def rule_rows(rules: Iterable[Row], *, oldest_first: bool = False) -> list[Row]:
-    """The rules with findings, worst first and what is known last, or those first that were first seen: their severity, what
-    they did, whether they are known, and when they were seen."""
+    """The rules with findings, worst first and known ones last, or sorted by when they were first seen: their severity,
+    impact, whether they are known, and when they were seen."""
 
     def weight(rule: Row) -> tuple[Any, ...]:
         loud = rule["not_known"]
@@ -51,7 +52,7 @@ def known_of_rule(rule: Row) -> list[str]:
 
 
 def known(rules: Iterable[Row]) -> int:
-    """How many findings are known."""
+    """The number of known findings."""
     return sum(rule["findings"] - rule["not_known"]["findings"] for rule in rules)
 
 
@@ -62,7 +63,7 @@ def seen(rule: Row, *, now_ns: int) -> str:
 
 
 def reasons(findings: Iterable[Row]) -> list[str]:
-    """Why those of the findings are known that are, each reason once."""
+    """The reasons for which findings are known, each once."""
     return list(dict.fromkeys(why_known(finding["known"]) for finding in findings if finding["known"]))
 
 
@@ -94,7 +95,7 @@ def trend_rows(trend: Row) -> list[Row]:
 
 
 def finding_rows(findings: Sequence[Row]) -> list[Row]:
-    """The findings one by one, in the order given."""
+    """The findings as rows, in the given order."""
     some_are_known = any(finding["known"] for finding in findings)
     return [
         {

@@ -1,4 +1,4 @@
-"""How long requests take: percentiles over time, the heat map of times and durations, and the time in each phase."""
+"""Durations of requests: percentiles over time, the heat map of start times and durations, and the time in each phase."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MEASURES = {
     "running": "prefill or decode, not recorded which",
     "preempted": "preempted",
 }
-"""The measures of time, for people, in the order of a request's life."""
+"""Display names of the time measures, in the order of a request's phases."""
 FIRST, WHOLE = "first_token", "duration"
-"""The measure that is shown if none is chosen; and where no request has it, that of every request that has ended."""
+"""The default measure, and the one that is shown if no request has it: every ended request has the latter."""
 WITHOUT = "they have not come so far, were never in this phase, or their level does not record it."
 """Why requests have no such time."""
 CHOICES = {"": "Time to first token, if known", **MEASURES}
@@ -35,12 +35,12 @@ CHOICES = {"": "Time to first token, if known", **MEASURES}
 AREA = "area"
 """The name of the selection on the heat map."""
 CAUSES = 4
-"""Causes of tokens that a sentence names."""
+"""Maximum number of causes that a sentence names."""
 _HEIGHT = 240
 TICKS_S = [digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 5) if digit * 10.0**power < 50] + [
     minutes * 60.0 for minutes in (1, 2, 5, 10, 20, 60, 120, 300, 600, 1440, 2880, 7200)
 ]
-"""Where an axis of durations may have labels."""
+"""Possible labels of a duration axis."""
 LABELS = (
     "datum.value < 1 ? format(datum.value * 1000, '.3~g') + ' ms' : datum.value < 60 ? format(datum.value, '.3~g') + ' s' :"
     " datum.value < 3600 ? format(datum.value / 60, '.3~g') + ' min' : format(datum.value / 3600, '.3~g') + ' h'"
@@ -49,8 +49,8 @@ LABELS = (
 
 
 def drawn(selection: Mapping[str, Any], answer: Row) -> dict[str, str] | None:
-    """The address of the requests in the heat map's cells that a drawn rectangle touches: their time range, and a
-    condition on their duration. None if it touches no cell."""
+    """The URL of the requests in the heat map's cells that a drawn rectangle touches: their time range, and a condition on
+    their duration. None if it touches no cell."""
     times, lengths = selection.get(MOMENT), selection.get("low")
     if not times or not lengths:
         return None
@@ -80,7 +80,7 @@ def cells(answer: Row) -> list[dict[str, int]]:
 
 
 def summary(answer: Row) -> str:
-    """The percentiles in a sentence, and how many requests do not have the measure."""
+    """The percentiles in a sentence, and the number of requests without the measure."""
     whole, name = answer["whole"], MEASURES[answer["of"]]
     if not whole["requests"]:
         return f"None of {some(answer['requests'], 'request')} has this time: {WITHOUT}"
@@ -98,7 +98,7 @@ def usual(measures: Row) -> str:
 
 
 def tokens(measures: Row) -> str:
-    """The largest causes of the tokens that these requests asked for, in a sentence; empty if none is recorded."""
+    """The most frequent causes of these requests' tokens, in a sentence; empty if none is recorded."""
     asked = sum(measures["tokens"].values())
     found = sorted(measures["tokens"].items(), key=lambda each: -each[1])[:CAUSES]
     parts = [f"{percent(number / asked)} {cause_name(cause)}" for cause, number in found if number]
@@ -106,7 +106,7 @@ def tokens(measures: Row) -> str:
 
 
 def measures_shown(answer: Row) -> list[Row]:
-    """The measures that any request has, in the order of a request's life."""
+    """The measures that any request has, in the order of a request's phases."""
     found = [each for each in answer["times"] if each["requests"] and each["of"] in MEASURES]
     return sorted(found, key=lambda each: [*MEASURES].index(each["of"]))
 
@@ -124,7 +124,7 @@ def measure_rows(measures: Iterable[Row]) -> list[Row]:
 
 
 def heat_map(answer: Row, *, dark: bool) -> Chart:
-    """How many requests started when and took how long."""
+    """A heat map of the number of requests by start time and duration."""
     most = max(answer["cells"]["requests"], default=1)
     step_ns = answer["step_ns"]
     rows = [
@@ -134,7 +134,7 @@ def heat_map(answer: Row, *, dark: bool) -> Chart:
         for cell in cells(answer)
     ]  # fmt: skip
     seconds = sorted(row[end] for row in rows for end in ("low", "high")) or [0.001, 1.0]
-    # The ends are given, since the rows come after the spec.
+    # The domain is explicit, since the rows are sent after the spec.
     durations = alt.Scale(type="log", nice=False, domain=[seconds[0], max(seconds[-1], seconds[0] * 2)])
     axis = alt.Axis(values=TICKS_S, minExtent=52, maxExtent=52, labelPadding=6, labelExpr=LABELS)
     shades = alt.Scale(type="log", domain=[1, max(2, most)], range=[0.25, 1.0])
@@ -155,5 +155,5 @@ def heat_map(answer: Row, *, dark: bool) -> Chart:
 
 
 def seconds_shown(ns: int) -> float:
-    """For an axis that has no zero."""
+    """A value for an axis without zero."""
     return max(ns, 1000) / 1e9

@@ -1,4 +1,4 @@
-"""What more or less memory would have been worth: one connector's hit-ratio curve, and sentences about it.
+"""The estimated effect of more or less memory: one connector's hit-ratio curve, and sentences about it.
 
 A `curve` is an item of `memory` in `/api/efficiency`; its points are shares of the tokens that vLLM's own cache did not hold.
 """
@@ -50,7 +50,7 @@ def most_to_gain(savings: Row) -> Row | None:
     """The curve of the connector that another size of its store would change most; None if there is no curve."""
 
     def gain(curve: Row) -> float:
-        """Tokens that a store of the best size would have given beyond what this one gave."""
+        """Additional tokens that a store of the best size would have supplied."""
         best = curve["points"][-1]["share"] if curve["points"] else 0.0
         return float(max(0.0, best - (given_of(curve, savings) or 0.0)) * curve["wanted"])
 
@@ -58,7 +58,7 @@ def most_to_gain(savings: Row) -> Row | None:
 
 
 def place(curve: Row, savings: Row) -> str:
-    """The connector and the engine of a curve, for people; empty where there is no other."""
+    """The connector and the engine of a curve as text; empty if there is only one curve."""
     if len(savings["memory"]) < 2:
         return ""
     engine = savings["engine_names"].get(curve["engine"], curve["engine"])
@@ -66,8 +66,8 @@ def place(curve: Row, savings: Row) -> str:
 
 
 def better(curve: Row, *, limit: int | None, given: float | None, place: str = "") -> str:
-    """The size that would have given much more than today's store, in a sentence; empty if none would, or if it is not known
-    what this store gave. `place` names the store where there are several."""
+    """The size that would have supplied much more than the current store, in a sentence; empty if there is none, or if the
+    current store's share is unknown. `place` names the store if there are several."""
     held, point = today(curve, limit), store_size.better(curve["points"], given)
     if point is None or (held is not None and held >= point["chunks"]):
         return ""
@@ -79,7 +79,7 @@ def better(curve: Row, *, limit: int | None, given: float | None, place: str = "
 
 
 def better_of(savings: Row, engines: Iterable[Row]) -> str:
-    """The same sentence about the store that another size would change most; empty where there is none."""
+    """The same sentence about the store that another size would change most; empty if there is none."""
     if (curve := most_to_gain(savings)) is None:
         return ""
     return better(curve, limit=limit_of(curve, engines), given=given_of(curve, savings), place=place(curve, savings))
@@ -107,7 +107,8 @@ def stored(curve: Row, chunks: float) -> str:
 
 
 def sentences(curve: Row, *, limit: int | None, given: float | None = None) -> str:
-    """What today's store gives, which is also measured if `given`, and the size beyond which nothing is gained."""
+    """The estimated share of the current store, its measured share (`given`) if known, and the size beyond which nothing is
+    gained."""
     if not curve["points"]:
         return "No prefix was asked for twice, so no memory would have given anything."
     held, enough = today(curve, limit), curve["points"][-1]
@@ -130,7 +131,7 @@ def sentences(curve: Row, *, limit: int | None, given: float | None = None) -> s
 
 
 def counted_since(curve: Row) -> str:
-    """When the curve begins, if that is within the page's range; else empty."""
+    """The start of the curve's data, if it is within the page's range; else empty."""
     if curve["since_s"] is None:
         return ""
     since = text.clock(curve["since_s"] * 10**9)[: -len(":00.000")]

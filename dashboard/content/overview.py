@@ -1,4 +1,4 @@
-"""The first page: what is wrong, in sentences that are links; and the totals of the range."""
+"""The first page: problems, in sentences that are links; and the totals of the range."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def statements(status: Row, shown: TimeRange) -> list[Row]:
 
 
 def cards(status: Row, saved: Row) -> list[list[str]]:
-    """The few numbers of the range that are not zero: name, value, note, and the glossary's term. `saved` is the answer
-    of `/api/efficiency`."""
+    """The nonzero numbers of the range: name, value, note, and the glossary's term. `saved` is the answer of
+    `/api/efficiency`."""
     sums, outcomes, rules = saved["worth"], status["outcomes"], status["rules"]
     waited_s = sums["waited_s"] + sums["postponed_s"]
     tokens, spared = f"of {text.short(sums['asked'])} tokens", f"{some(sums['spared'], 'token')} spared"
@@ -52,7 +52,7 @@ def cards(status: Row, saved: Row) -> list[list[str]]:
 
 
 def _outcomes(outcomes: Mapping[str, int]) -> str:
-    """How they ended that did not end as they should, and how many are open; empty if none."""
+    """The numbers of requests with abnormal outcomes, and of open requests; empty if there are none."""
     parts = [
         f"{count(outcomes[name])} {'open' if name == 'running' else palette.label(name)}"
         for name in palette.OUTCOME

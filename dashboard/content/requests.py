@@ -1,4 +1,4 @@
-"""Requests: rows, filters and orders; and groups of requests, as `/api/latency/groups` returns them."""
+"""Requests: rows, filters and sort orders; and groups of requests from `/api/latency/groups`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ORDERS = {
 }
 """The API's sort orders, in words."""
 ADDRESS = {"engine": "on"}
-"""Filters' names in the address. Streamlit writes the next page's query over this page's before it leaves, so that on the way
+"""Filter names in the URL. Streamlit writes the next page's query over this page's before it leaves, so that after navigating
 back a request's `engine` would filter the list."""
 ENDS = {name: palette.label(name) for name in palette.OUTCOME if name != "running"}
-"""The outcomes of requests that have ended, for people."""
+"""Display names of the outcomes of ended requests."""
 STATUS = {**palette.STATUS, **palette.OUTCOME}
-"""The words for a request: its status while it runs, then its outcome."""
+"""The display words for a request: its status while it runs, then its outcome."""
 LIVE_NS = 30 * 10**9
-"""A request with a later event is taken to go on, if no recorder says otherwise."""
+"""A request with a later event is assumed to be running, unless a recorder says otherwise."""
 DIMENSIONS = {
     "engine": "Engine",
     "model": "Model",
@@ -36,7 +36,7 @@ DIMENSIONS = {
     "tenant": "Tenant",
     "prefix": "Prompt prefix",
 }
-"""What requests are grouped by. A prefix is a hash, which stands for the first 64 tokens of a prompt."""
+"""The dimensions by which requests are grouped. A prefix is a hash of the first 64 tokens of a prompt."""
 CHOICES = {name: f"By {text.lower()}" for name, text in DIMENSIONS.items()}
 _OWN_FILTER = {"engine": "on", "model": "model"}
 """The dimensions for which the page of requests has a filter; the others are conditions."""
@@ -57,20 +57,20 @@ def filters(chosen: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_address(chosen: Mapping[str, str]) -> dict[str, str]:
-    """The choices as the page's address has them."""
+    """The choices as parameters of the page's URL."""
     return {ADDRESS.get(name, name): value for name, value in chosen.items()}
 
 
 def filters_of_groups(chosen: Mapping[str, str], search: str = "") -> tuple[dict[str, str], list[str]]:
-    """The choices by which groups and times are filtered, as the API has them; and those that they are not filtered by: the
-    verdict, the status of a request that has not ended, and the search."""
+    """The choices that filter groups and times, as API parameters; and the choices that do not: the verdict, the status of an
+    open request, and the search."""
     ignored = [name for name in ("status", "verdict") if name in chosen and chosen[name] not in ENDS]
     applied = filters({name: value for name, value in chosen.items() if name not in ignored})
     return applied, ignored + ["search"] * bool(search)
 
 
 def none_found(search: str, chosen: Mapping[str, str]) -> str:
-    """What to do where no request is found."""
+    """What to do if no request is found."""
     if search:
         return f"No request has {text.plain(search)} in its id, or as its trace id, at any time."
     if chosen:
@@ -105,7 +105,7 @@ def request_rows(requests: Iterable[Row], *, now_ns: int) -> list[Row]:
 
 
 def choices(engines: Iterable[Row]) -> dict[str, dict[str, str]]:
-    """For each filter its values, and their texts."""
+    """The values of each filter, and their display texts."""
     listed = sorted(engines, key=lambda engine: str(engine["name"]))
     return {
         "engine": {engine["engine"]: engine["name"] for engine in listed},
@@ -117,7 +117,7 @@ def choices(engines: Iterable[Row]) -> dict[str, dict[str, str]]:
 
 
 def duration_ns(request: Row, *, now_ns: int) -> int:
-    """How long a request took, or has taken so far; it ends with its latest event if it failed or stopped reporting."""
+    """The duration of a request, or its duration so far; it ends with its latest event if it failed or stopped reporting."""
     end_ns = request["ended_ns"]
     if end_ns is None:
         is_over = request["status"] == "failed" or now_ns - request["last_ns"] > LIVE_NS
@@ -143,7 +143,7 @@ def group_rows(answer: Row) -> list[Row]:
 
 
 def group_filters(answer: Row, others: Mapping[str, str]) -> list[dict[str, str]]:
-    """For each group what selects its requests, in the address of that page; `others` are the conditions in use."""
+    """For each group the URL parameters that select its requests; `others` are the conditions in use."""
     by, where = answer["by"], others.get("where", "")
     if by in _OWN_FILTER:
         return [{_OWN_FILTER[by]: group["name"]} for group in answer["groups"]]
@@ -152,7 +152,7 @@ def group_filters(answer: Row, others: Mapping[str, str]) -> list[dict[str, str]
 
 
 def group_note(answer: Row, time: str) -> str:
-    """What the table shows, in a sentence; `time` names the measure of its percentiles."""
+    """A sentence about the table's contents; `time` names the measure of its percentiles."""
     hidden = answer["requests"] - sum(group["all_requests"] for group in answer["groups"])
     more = f" Not shown: {some(hidden, 'request')} of smaller groups." if hidden > 0 else ""
     times = f"The times are “{time}”, within 4.5 %."

@@ -1,7 +1,7 @@
-"""The runbooks of alerts and rules, as the dashboard shows them.
+"""The runbooks of alerts and rules for the dashboard.
 
-Those of alerts are files in docs/; `runbooks` and `runbooks.md` in this package link to them, and a wheel has copies. That of
-a rule is part of the rule's page (`tracer/rules/pages.py`).
+Runbooks of alerts are files in docs/; `runbooks` and `runbooks.md` in this package link to them, and a wheel has copies. The
+runbook of a rule is part of the rule's page (`tracer/rules/pages.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the offload saves: the sources of tokens; spared tokens, copies, waits, and the memory that it holds.
+"""Savings of the offload: sources of tokens, spared tokens, copies, waits, and host memory.
 
 A `Row` named `sums` holds the API's sums over a time range, engines and connectors: `worth` in `/api/efficiency`, defined in
 tracer/savings/sums.py.
@@ -17,9 +17,9 @@ from kvtrail.tracer.model.words import NOTHING, count, size, some
 LOCAL, COMPUTED = "vLLM's own cache", "computed"
 """The sources of tokens other than the connector's tiers."""
 WORTH = 0.01
-"""The share of prefill from which on the offload counts as worth its memory."""
+"""The share of saved prefill from which the offload counts as worth its memory."""
 NO_HIT_POSSIBLE, MOSTLY_NEW = (Cause.NEW, Cause.UNALIGNED), 0.9
-"""Where this share of what was computed could not be held by any cache, that nothing was loaded is no verdict."""
+"""If no cache could have held this share of the computed tokens, the lack of loads is not a negative verdict."""
 _TIERS = {"store": "connector's store", "other": "other tiers"}
 
 
@@ -42,7 +42,7 @@ def time_rows(efficiency: Row) -> list[Row]:
 
 
 def saved_share(sums: Row) -> float | None:
-    """The spared share of the tokens to prefill: those that neither vLLM's own cache held nor another engine handed over."""
+    """The spared share of the tokens to prefill, which neither vLLM's own cache held nor another engine handed over."""
     return _share(sums["spared"], _to_prefill(sums))
 
 
@@ -51,15 +51,15 @@ def _to_prefill(sums: Row) -> int:
 
 
 def _new_share(sums: Row) -> float:
-    """Of the computed tokens, those that no cache can have held; 0 if no cause is recorded."""
+    """The share of computed tokens that no cache can have held; 0 if no cause is recorded."""
     computed = {name: tokens for name, tokens in sums["causes"].items() if name.partition(":")[0] not in REUSED}
     new = sum(tokens for name, tokens in computed.items() if name.partition(":")[0] in NO_HIT_POSSIBLE)
     return new / sum(computed.values()) if computed else 0.0
 
 
 def verdict(savings: Row, engines: Iterable[Row]) -> tuple[str, str]:
-    """The page's first line: a level of the palette, and whether the offload is worth its memory. What only engines have
-    saved that are gone does not make it so."""
+    """The page's first line: a level of the palette, and whether the offload is worth its memory. Savings of ended engines
+    alone do not count."""
     running = {engine["engine"] for engine in engines if engine["state"] == "running"}
     spared: Counter[str] = Counter()
     for place in savings["by_place"]:
@@ -75,7 +75,7 @@ def verdict(savings: Row, engines: Iterable[Row]) -> tuple[str, str]:
 
 
 def is_it_worth_it(sums: Row) -> tuple[str, str]:
-    """The same by the sums alone."""
+    """The same from the sums only."""
     share, saved_s = saved_share(sums), sums["prefill_saved_s"]
     if not sums["spared"] and (new := _new_share(sums)) >= MOSTLY_NEW:
         return (
@@ -107,7 +107,7 @@ def is_it_worth_it(sums: Row) -> tuple[str, str]:
 
 
 def memory_held(savings: Row, engines: Iterable[Row]) -> str:
-    """The host memory that the connectors in the sums hold, by their probes, of what their settings allow."""
+    """The host memory that the connectors in the sums hold according to their probes, and the limit of their settings."""
     summed = {place["engine"] for place in savings["by_place"]}
     reporting = [engine for engine in engines if engine["engine"] in summed and engine["recorders"]]
     known = [engine for engine in reporting if _most(engine, "held_bytes") is not None]
@@ -121,8 +121,8 @@ def memory_held(savings: Row, engines: Iterable[Row]) -> str:
 
 
 def cards(sums: Row) -> list[list[str]]:
-    """The cards at the top of the page, beside what the first line says: name, value, note, and the glossary's term. Those
-    that are zero are left out."""
+    """The cards at the top of the page, besides the first line: name, value, note, and the glossary's term. Zeros are
+    omitted."""
     unused, asked, again = sums["lookups_unused"], sums["asked"], sums["recomputed"]
     share = f"{text.percent(_share(unused, sums['lookups']))} of {text.short(sums['lookups'])} lookups"
     waited_s = sums["waited_s"] + sums["postponed_s"]
@@ -137,7 +137,7 @@ def cards(sums: Row) -> list[list[str]]:
 
 
 def waits(sums: Row) -> str:
-    """How many loads requests waited for. Only asynchronous loads count; others are part of a step."""
+    """The number of loads that requests waited for. Only asynchronous loads count; others are part of a step."""
     if sums["load_tokens"] and not sums["waits"]:
         return "no asynchronous load"
     return f"in {some(sums['waits'], 'load')}"
@@ -161,7 +161,7 @@ def source_of_savings(sums: Row) -> str:
 
 
 def limits(sums: Row) -> str:
-    """What the numbers omit; empty if nothing."""
+    """Data that the numbers omit; empty if there is none."""
     said = {
         "hidden": f"{count(sums['hidden'])} of {some(sums['admissions'], 'admission')} went through a connector that hides"
         " what its store held, so more tokens may have been computed in vain.",
@@ -173,7 +173,7 @@ def limits(sums: Row) -> str:
 
 
 def copy_rows(sums: Row) -> list[Row]:
-    """Loads and stores, a row each."""
+    """One row each for loads and stores."""
     return [
         {
             "": name,
@@ -187,7 +187,7 @@ def copy_rows(sums: Row) -> list[Row]:
 
 
 def place_rows(efficiency: Row, models: dict[str, str]) -> list[Row]:
-    """Engines and their connectors, those that spared most first; `models` by engine."""
+    """Engines and their connectors, the most spared tokens first; `models` by engine."""
     names = efficiency["engine_names"]
     places = sorted(efficiency["by_place"], key=lambda p: (-p["worth"]["spared"], p["engine"], p["connector"]))
     return [

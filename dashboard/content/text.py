@@ -1,4 +1,4 @@
-"""Times, shares, links and untrusted text, as the pages show them.
+"""Formats times, shares, links and untrusted text for the pages.
 
 Counts, durations and events in words come from `kvtrail.tracer.model.words`, which `audit` shares.
 """
@@ -15,10 +15,10 @@ from kvtrail.tracer.model.findings import day
 from kvtrail.tracer.model.words import NOTHING, duration, significant, size
 
 Link = tuple[str, Mapping[str, str]]
-"""A page, and the query of its address."""
+"""A page, and the query of its URL."""
 WORD_JOINER = "\u2060"
 _ADDRESS = re.compile(r"(?i)(?:https?|ftp|mailto|xmpp)\\?:|www|@")
-"""What Markdown turns into a link by itself; a joiner after it prevents that."""
+"""Text that Markdown turns into a link automatically; a joiner after it prevents that."""
 
 
 def clock(at_ns: int | None, *, now_ns: int | None = None) -> str:
@@ -30,7 +30,7 @@ def clock(at_ns: int | None, *, now_ns: int | None = None) -> str:
 
 
 def moment(at_ns: int) -> datetime | None:
-    """A moment for a table; None for 0, which is not known."""
+    """A time for a table; None for 0, which means unknown."""
     return datetime.fromtimestamp(at_ns / 1e9, UTC) if at_ns else None
 
 
@@ -58,7 +58,7 @@ def seconds(value: float | None) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """The same of milliseconds."""
+    """The same for milliseconds."""
     return seconds(value / 1000)
 
 
@@ -68,8 +68,8 @@ def bandwidth(bytes_per_s: float | None) -> str:
 
 
 def plain(text: str) -> str:
-    """Text escaped for a Markdown element. What looks like an address does not become a link: a request's id is chosen by its
-    caller, who could lead readers to another site. The inserted joiner is invisible."""
+    """Text escaped for a Markdown element. URLs in it do not become links: a request's id is chosen by its caller, who could
+    otherwise link users to another site. The inserted joiner is invisible."""
     escaped = re.sub(r"([\\`*_{}\[\]<>#$:|~])", r"\\\1", text)
     return _ADDRESS.sub(rf"\g<0>{WORD_JOINER}", escaped)
 
@@ -83,12 +83,12 @@ def prose(text: str) -> str:
 
 
 def address(link: Link) -> str:
-    """A link as the address of another page beside the one that is shown."""
+    """A link as a URL relative to the current page."""
     page, query = link
     return f"{page}?{urlencode(query)}"
 
 
 def of_address(address: str) -> Link:
-    """The link that has this address."""
+    """The link with this URL."""
     parts = urlsplit(address)
     return parts.path, dict(parse_qsl(parts.query, keep_blank_values=True))

@@ -1,7 +1,7 @@
-"""The time range of a page: in its address, as a person types it, and in words.
+"""The time range of a page: in its URL, as typed by a user, and in words.
 
-In an address it is `from` and `to`, as in Grafana: relative to now (`now-1h`, `now`) or moments (`2026-11-21T14:59:00Z`, or
-`1763737140000`, in Unix milliseconds). A person may type the same, or times of day (`14:59`). All times are UTC.
+In a URL it is `from` and `to`, as in Grafana: relative to now (`now-1h`, `now`) or moments (`2026-11-21T14:59:00Z`, or
+`1763737140000`, in Unix milliseconds). A user may type the same, or times of day (`14:59`). All times are UTC.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOW = "now"
 LATEST_NS = 4_102_444_800 * 10**9
 """The year 2100; later moments are rejected."""
 LEAST_NS = 10**9
-"""A shorter range shows nothing."""
+"""The minimum length of a range."""
 _S = 10**9
 _UNITS = {"s": _S, "m": 60 * _S, "h": 3600 * _S, "d": 86_400 * _S}
 _RELATIVE = re.compile(r"now(?:-(\d{1,6})([smhd]))?")
@@ -47,7 +47,7 @@ class TimeRange:
 
     @property
     def address(self) -> dict[str, str]:
-        """The parameters of a page's address."""
+        """The parameters of a page's URL."""
         begin, end = self.field().split(" to ")
         return {"from": begin, "to": end} if self.relative else {"from": _iso_of(begin), "to": _iso_of(end)}
 
@@ -57,7 +57,7 @@ class TimeRange:
         return next((name for name, length in RANGES.items() if self.relative == f"now-{length} to now"), None)
 
     def field(self) -> str:
-        """As a person would type it: `now-1h to now`, or `2026-11-20 20:11:25 to 2026-11-21 20:11:25`."""
+        """As a user would type it: `now-1h to now`, or `2026-11-20 20:11:25 to 2026-11-21 20:11:25`."""
         return self.relative or " to ".join(map(_moment, (self.since_ns, self.until_ns)))
 
     def narrowed(self, begin_ms: float, end_ms: float) -> TimeRange | None:
@@ -67,14 +67,14 @@ class TimeRange:
 
 
 def of_query(query: Mapping[str, str], *, now_ns: int, default: str = DEFAULT) -> TimeRange:
-    """The range that an address names with `from` and `to`. People also write addresses: if one cannot be parsed, the default
-    up to now."""
+    """The range in a URL's `from` and `to`. Users may also write URLs by hand: if one cannot be parsed, the default up to
+    now."""
     begin, end = (query.get(name, otherwise) for name, otherwise in (("from", default), ("to", NOW)))
     return _of_ends(begin, end, now_ns=now_ns) or of_query({"from": default}, now_ns=now_ns)
 
 
 def typed(text: str, *, now_ns: int, shown: TimeRange) -> TimeRange:
-    """The range that a person typed. A single moment is the middle of a range as long as the `shown` one; a time before now
+    """The range that a user typed. A single moment is the middle of a range as long as the `shown` one; a time before now
     (`now-2h`) or a length (`90m`) extends to now. A time of day is its latest occurrence.
 
     Raises:

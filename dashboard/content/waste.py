@@ -1,5 +1,5 @@
-"""What was computed although a cache had held it, in sentences and rows: the most expensive prefixes, which tenants pay for
-them, and which requests.
+"""Tokens that were computed although a cache had held them, in sentences and rows: the most expensive prefixes, and their
+tenants and requests.
 
 An `answer` is what `/api/waste` returns, defined in tracer/serve/api/waste.py.
 """
@@ -15,12 +15,12 @@ from kvtrail.dashboard.content.text import Link
 from kvtrail.tracer.model.words import count, some
 
 CHOSEN = ("tenant", "prefix")
-"""What a click on a row narrows the page down to, besides the page's filters; names in the address and of the API."""
+"""The filters that a click on a row sets, besides the page's filters: names in the URL and in the API."""
 NOT_RECORDED = "not recorded"
 
 
 def sentence(answer: Row) -> str:
-    """How much was computed again, and what that cost, in bold; then what the numbers leave out."""
+    """The number of recomputed tokens and their cost, in bold; then the data that the numbers omit."""
     whole = answer["whole"]
     if not whole["tokens"]:
         return "**Nothing that a cache had held was computed again**, by what is recorded."
@@ -40,13 +40,13 @@ def sentence(answer: Row) -> str:
 
 
 def tenant_rows(answer: Row) -> list[Row]:
-    """The tenants, those that pay most first."""
+    """The tenants, the highest cost first."""
     whole = answer["whole"]["tokens"]
     return [{"Tenant": _tenant(each), **_numbers(each, whole)} for each in answer["by_tenant"]]
 
 
 def narrowed_to(answer: Row, chosen: Mapping[str, str]) -> str:
-    """What the page is narrowed down to, for people."""
+    """A text for the filters that were set by clicks."""
     names = {each["tenant"]: _tenant(each) for each in answer["by_tenant"]}
     return f"Only {', '.join(f'{kind} {names.get(value, value)}' for kind, value in chosen.items())}: show all"
 
@@ -66,7 +66,7 @@ def prefix_rows(answer: Row) -> list[Row]:
 
 
 def request_rows(answer: Row) -> list[Row]:
-    """The requests that computed most again."""
+    """The requests that recomputed the most tokens."""
     names = answer["engine_names"]
     return [
         {
@@ -83,7 +83,7 @@ def request_rows(answer: Row) -> list[Row]:
 
 
 def narrowed(answer: Row, kind: str, given: Mapping[str, str]) -> list[Link]:
-    """This page, narrowed down to each group of a kind."""
+    """Links to this page, filtered by each group of a kind."""
     return [("savings", {**given, kind: str(each[kind])}) for each in answer[f"by_{kind}"]]
 
 
@@ -93,6 +93,6 @@ def _tenant(group: Row) -> str:
 
 
 def _numbers(group: Row, whole: int) -> Row:
-    """What a group adds."""
+    """The contribution of a group."""
     share = group["tokens"] / whole if whole else None
     return {"Tokens": group["tokens"], "Share": share, "Prefill": group["seconds"], "Admissions": group["admissions"]}

@@ -1,4 +1,4 @@
-// Details of one request or finding: the small card beside the pointer, and the panel below the lanes, which covers no lane.
+// Details of one request or finding: the card beside the pointer, and the panel below the lanes, which does not cover a lane.
 
 import { described } from "./cursor.js";
 import { clock } from "./time.js";
@@ -34,7 +34,7 @@ export class Card {
   }
 }
 
-/** Show the finding in focus, or the request that the keys have come to, in the panel; false if there is neither. */
+/** Show the focused finding, or the request selected by keyboard, in the panel; false if there is neither. */
 export function showDetail(panel, model, { focused, chosen }) {
   const text = focused ? markText(model, focused) : chosen >= 0 ? described(model, chosen) : null;
   panel.hidden = text === null;

@@ -1,4 +1,4 @@
-"""The component in Streamlit's form: one JavaScript module, one style sheet, one piece of HTML; and its data.
+"""The component as Streamlit needs it: one JavaScript module, one style sheet, one piece of HTML; and its data.
 
 JavaScript's numbers cannot hold Unix nanoseconds: moments become milliseconds.
 """
@@ -58,10 +58,10 @@ def payload(
     """The component's data.
 
     Args:
-        answer: of `/api/lanes`; None before the first one.
-        is_away: whether the tracer does not answer; `answer` is then its last one.
+        answer: the answer of `/api/lanes`; None before the first one.
+        is_away: whether the tracer does not answer; `answer` is then its last answer.
         is_filtered: whether the page has filters in use.
-        markers: of `/api/markers`, by time.
+        markers: the markers of `/api/markers`, by time.
         command: the last view that the page commanded, and the `count` of commands; a view of None means that the typed
             time cannot be parsed.
     """
@@ -81,7 +81,7 @@ def payload(
 
 
 def marker(row: Row) -> Row:
-    """A marker, with the words of the other charts."""
+    """A marker, with the same texts as on the other charts."""
     at = f"{clock(row['at_ns']).partition('.')[0]} UTC"
     return {"at_ms": ms_of(row["at_ns"]), "kind": row["kind"], "text": f"{at} {marker_kind(row)}: {marker_text(row)}"}
 

@@ -45,7 +45,7 @@ export function sameMark(before, mark, model) {
   return model.marks.find((m) => m.rule === mark.rule && Math.abs(m.at + model.origin - moment) < 0.01) ?? null;
 }
 
-/** The text of a request: its name, what is wrong, and its phase at a moment (or at its end). */
+/** The text of a request: its name, its problems, and its phase at a moment (or at its end). */
 export function described(model, number, at = null) {
   const { external, request, status, verdict, findings, begin, end, is_open, is_unsure, complete, connector } = model.requests;
   const doing = at === null ? null : segmentAt(model, number, at);

@@ -1,11 +1,11 @@
-// The engines' heads over their rows, each a button that folds and unfolds, and buttons that announce what is out of sight.
+// The engines' headers above their rows, each a button that folds and unfolds them, and buttons for findings out of view.
 
 import { HEAD, ROW } from "./rows.js";
 import { clock, count } from "./time.js";
 
 const NO_END_RECORD = "its process ended without a goodbye"; // the value on the wire, as in tracer/events/semconv.py
 
-/** Buttons stay the same elements from update to update: one that is replaced while it is pressed is never clicked. */
+/** Buttons stay the same elements across updates: a button that is replaced while pressed gets no click. */
 export class Heads {
   #buttons = new Map(); // by engine
 
@@ -14,7 +14,7 @@ export class Heads {
     this.fold = fold;
   }
 
-  /** `inside` has each engine's requests and findings in the range; `room` is how high the lanes are. */
+  /** `inside` has each engine's requests and findings in the range; `room` is the height of the lanes. */
   show(model, scroll, room, inside) {
     const wanted = new Set();
     model.heads.forEach((head, n) => {
@@ -66,7 +66,7 @@ function deathText(model, death) {
   return `${howItEnded(clock(model.origin + death.at, 1000), death.ended_by)}${lost}`;
 }
 
-/** How an engine ended: of an exception, or with its process, for which recorders have a sentence of their own. */
+/** Why an engine ended: an exception, or the end of its process, for which recorders have their own sentence. */
 export function howItEnded(at, endedBy) {
   if (endedBy === NO_END_RECORD) return `was killed at ${at}`;
   return `died at ${at}${endedBy ? ` of ${endedBy}` : ""}`;
@@ -77,7 +77,7 @@ function setText(button, selector, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** What is out of sight above (`by` -1) or below (1): a text, and where to scroll; null if nothing. */
+/** A text about findings out of view above (`by` -1) or below (1), and the scroll position; null if there are none. */
 export function outOfSight(model, place, inside, room, by) {
   const [upper, lower] = [place.scroll, place.scroll + room];
   const engines = model.heads

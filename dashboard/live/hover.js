@@ -20,12 +20,12 @@ export class Hover {
     this.where = where;
   }
 
-  /** Somebody has moved the picture under the pointer: what is there now counts. */
+  /** The user has moved the picture under the pointer: the item that is there now becomes the target. */
   forget() {
     this.thing = NOTHING;
   }
 
-  /** The same thing in another model, where requests have other numbers; nothing if it is not there. */
+  /** The same item in another model, where requests have other numbers, if it is there. */
   refind(before, model) {
     const same = ({ mark, request, at }) => {
       const found = { mark: mark && sameMark(before, mark, model), request: sameRequest(before, request, model) };
@@ -35,12 +35,12 @@ export class Hover {
     this.pressed = same(this.pressed);
   }
 
-  /** Whether the pointer still rests where it named something. No hand is quite still: a few pixels are no movement. */
+  /** Whether the pointer still rests on its target. A movement of a few pixels does not count. */
   rests([x, y]) {
     return this.isNamed && this.where !== null && Math.hypot(x - this.where[0], y - this.where[1]) <= CLICK;
   }
 
-  /** A click begins here, on what is named if the pointer has rested since, or else on what is `hit` here. */
+  /** A click begins: on the target if the pointer has rested since, or else on the item `hit` at this position. */
   press([x, y], hit) {
     this.pressed = this.rests([x, y]) ? this.thing : hit(x, y);
   }

@@ -1,4 +1,4 @@
-// Mouse, fingers and keys. Drag to move, click to open; wheel with Ctrl, or two fingers, to zoom.
+// Mouse, touch and keyboard. Drag to move, click to open; wheel with Ctrl, or two fingers, to zoom.
 
 import { NOTHING } from "./hover.js";
 import { requestAt } from "./model.js";
@@ -83,20 +83,20 @@ export function listenToPointer(live) {
       const by = (isSideways ? event.deltaX : event.deltaY) / place.width;
       live.change(panned(live.view, by * live.view.span_ms, live.now()));
     } else if (!live.scrollBy(event.deltaY)) {
-      return; // nothing to scroll here: the page may scroll
+      return; // nothing to scroll here: let the page scroll
     }
     event.preventDefault();
   };
   live.find(".field").addEventListener("wheel", wheel, { passive: false });
 }
 
-/** The middle between two fingers, and their distance, in pixels. */
+/** The midpoint of two fingers, and their distance, in pixels. */
 function betweenThem(fingers) {
   const [[x1, y1], [x2, y2]] = fingers.values();
   return { middle: (x1 + x2) / 2, apart: Math.max(1, Math.hypot(x2 - x1, y2 - y1)) };
 }
 
-/** The finding or the request at a place. */
+/** The finding or the request at a position. */
 export function thingAt(live, x, y) {
   const place = live.place();
   const mark = place.markNear(x, y);
@@ -107,7 +107,7 @@ export function thingAt(live, x, y) {
   return { mark: null, request: requestAt(live.model, rows, at, near_ms), at };
 }
 
-/** Keys work wherever the page has the focus, except while somebody types. If the lanes got the focus by keys, arrows go from
+/** Keys work wherever the page has the focus, except in text fields. If the lanes got the focus by keyboard, arrows go from
  *  request to request. Returns a function that stops listening. */
 export function listenToKeys(live) {
   const { canvas } = live;
@@ -125,7 +125,7 @@ export function listenToKeys(live) {
     ArrowLeft: () => live.walk({ within: -1 }), ArrowRight: () => live.walk({ within: 1 }),
     ArrowUp: () => live.walk({ rows: -1 }), ArrowDown: () => live.walk({ rows: 1 }),
   };
-  // After a click into the lanes the arrows move the picture, as everywhere else.
+  // After a click into the lanes, the arrow keys move the picture, as everywhere else.
   let walks = false;
   canvas.addEventListener("focus", () => {
     walks = canvas.matches(":focus-visible");

@@ -1,5 +1,5 @@
-// The live page's canvas: holds what is shown, takes each answer, and draws when something has changed. The page's Python
-// asks the tracer: `setStateValue("view")` requests a view, and its lanes come back as new data.
+// The live page's canvas: holds the current data, receives each answer, and draws after each change. The page's Python code
+// queries the tracer: `setStateValue("view")` requests a view, and its lanes arrive as new data.
 
 import { Card, markText, showDetail } from "./card.js";
 import { described, sameMark, sameRequest, sentence, stepped } from "./cursor.js";
@@ -15,7 +15,7 @@ import { backgroundAt, setVariables, sharpen, themeOf } from "./theme.js";
 import { centred, fitted, rangeOf, showing, zoomed } from "./time.js";
 import { listenToToolbar, markTyped, showControls, showLegend } from "./toolbar.js";
 
-const SEND_AFTER_MS = 250; // without a change, before the view is sent to the page
+const SEND_AFTER_MS = 250; // time without a change before the view is sent to the page
 const EVERY_MS = 250;
 
 class Live {
@@ -31,9 +31,9 @@ class Live {
     this.view = { ...view, command: command.count };
     this.answer = this.model = this.focused = null;
     this.hover = new Hover();
-    this.chosen = -1; // the request that the keys have reached
+    this.chosen = -1; // the request selected by keyboard
     this.scroll = 0;
-    this.ahead_ms = 0; // how far the tracer's clock is ahead of the browser's
+    this.ahead_ms = 0; // the offset of the tracer's clock from the browser's
     this.listen();
   }
 
@@ -53,7 +53,7 @@ class Live {
     Object.assign(this, { data, setStateValue, setTriggerValue });
     this.came_ms = Date.now();
     if (data.command.count !== this.view.command) this.obey(data.command);
-    // In its own task, after Streamlit's: two short blocks go unnoticed, one long block does not.
+    // In a separate task after Streamlit's: two short delays are not noticeable, one long delay is.
     if (data.answer !== null) {
       if (!data.is_away) this.ahead_ms = data.answer.now_ms - Date.now();
       clearTimeout(this.building);
@@ -89,7 +89,7 @@ class Live {
   }
 
   now() {
-    // Without an answer the present is unknown: it stays where the last one was.
+    // Without an answer the present is unknown: keep the last one.
     if (this.data?.is_away && this.answer) return this.answer.now_ms;
     return Date.now() + this.ahead_ms;
   }
@@ -102,7 +102,7 @@ class Live {
     return new Place(this.model, { width, height, from: from - origin, to: to - origin, now: now - origin, scroll: this.scroll });
   }
 
-  /** Show another view. Once somebody has chosen a range, it no longer fits its contents. */
+  /** Show another view. After the user has chosen a range, it no longer fits its contents. */
   change(view) {
     const isSame = view.span_ms === this.view.span_ms && view.to_ms === this.view.to_ms;
     this.view = { ...view, fit: view.fit && isSame };
@@ -118,11 +118,11 @@ class Live {
 
   /** Have the page parse a time; it commands the view. */
   type(text) {
-    this.send(); // sent later, the view would undo what is typed
+    this.send(); // a later report of the view would undo the typed time
     this.setTriggerValue("typed", text);
   }
 
-  /** Show what the page commands: the parsed input, or what the address names after a step in the browser's history. */
+  /** Show the view that the page commands: the parsed input, or the URL's view after a step in the browser's history. */
   obey({ count, view }) {
     markTyped(this.find(".typed"), view !== null);
     this.view = { ...(view ?? this.view), command: count };
@@ -135,7 +135,7 @@ class Live {
     this.setStateValue("view", this.view);
   }
 
-  /** Accept the offer of a button in place of lanes. */
+  /** Apply the offer of a button that is shown in place of lanes. */
   offered(changes) {
     if (changes.fit) this.toFit();
     else this.change({ ...this.view, ...changes });
@@ -162,7 +162,7 @@ class Live {
     this.change(zoomed(this.view, factor, focus >= from && focus <= to ? focus : (from + to) / 2, this.now()));
   }
 
-  /** Stand still, or follow the present again. */
+  /** Pause, or follow the present again. */
   pause() {
     this.change({ ...this.view, to_ms: this.view.to_ms === null ? this.now() : null });
   }
@@ -220,12 +220,12 @@ class Live {
 
   open(number) {
     const { request, engine } = this.model.requests;
-    // Sent later, the view would change the address of the page that opens.
+    // A later report of the view would change the URL of the page that opens.
     if (this.sending) this.send();
     this.setTriggerValue("open", { request: request[number], engine: engine[number] });
   }
 
-  /** Open the request of the finding in focus, or the one that the keys have reached. */
+  /** Open the request of the focused finding, or the request selected by keyboard. */
   openFocused() {
     const number = this.focused ? this.focused.lane : this.chosen;
     return number >= 0 && this.open(number);
@@ -303,12 +303,12 @@ class Live {
     const inside = model && counts(model, from - model.origin, to - model.origin);
     this.drawWords(from, to, inside);
     showDetail(this.find(".detail"), model, this);
-    // What has come to a resting pointer, where it names nothing yet.
+    // The item that has moved under a resting pointer without a target.
     if (model && this.hover.where && !this.hover.isNamed) this.point(thingAt(this, ...this.hover.where), this.hover.where);
     this.drawLanes(inside);
   }
 
-  /** The sentences around the lanes; `inside` is what the range holds. */
+  /** The sentences around the lanes; `inside` has the counts in the range. */
   drawWords(from, to, inside) {
     const { answer, came_ms, data, find, model, view } = this;
     showControls(find, view, model, this.drawn_ms);
@@ -356,7 +356,7 @@ class Live {
 
 const instances = new WeakMap();
 
-/** Streamlit calls this at first, and again with each new data. */
+/** Streamlit calls this first, and again with new data. */
 export default function (component) {
   const root = component.parentElement;
   let live = instances.get(root);

@@ -1,9 +1,9 @@
 // Markers over the lanes, as on the other charts over time: lines at deploys, deaths and resets, with their texts. They
 // are elements, so that a pointer and a screen reader find each.
 
-const NEAR_PX = 4; // markers that are nearer to each other are one, with both texts
+const NEAR_PX = 4; // closer markers are merged, with both texts
 
-/** The markers within the range, those under each other as one: {x, kind, text}. */
+/** The markers within the range, overlapping ones merged: {x, kind, text}. */
 export function placed(markers, place) {
   const shown = [];
   for (const { at_ms, kind, text } of markers) {

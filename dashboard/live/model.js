@@ -67,7 +67,7 @@ function headsOf({ heads, row }) {
   return row.map((each) => ofRow[each]);
 }
 
-/** A loop, not `Float64Array.from`, which takes ten times as long: this is most of an update's cost. */
+/** A loop, since `Float64Array.from` takes ten times as long: this is most of an update's cost. */
 function toMs(micros) {
   const ms = new Float64Array(micros.length);
   for (let n = 0; n < ms.length; n++) ms[n] = micros[n] / 1000;

@@ -14,7 +14,7 @@ const LEAST_NAME = 84; // a shorter part of a name is useless
 const MARK = 6; // half a finding's diamond
 const COLUMN = 4; // of a folded engine
 
-/** Where things are on the canvas: pixels from milliseconds after the model's origin, and back. */
+/** Coordinates on the canvas: pixels from milliseconds after the model's origin, and back. */
 export class Place {
   constructor(model, fields) {
     Object.assign(this, { model, ...fields }); // width, height, from, to, now, scroll
@@ -156,7 +156,7 @@ function paintFolded(pen, place, theme) {
   });
 }
 
-/** Each request's name above its bar, as far as there is room; and a bad outcome. */
+/** Each request's name above its bar, if it fits; and a bad outcome. */
 function paintNames(pen, place, theme) {
   const { heads, headOf, inRow, isLost, requests } = place.model;
   const { begin, end, external, request, status } = requests;
@@ -183,7 +183,7 @@ function paintNames(pen, place, theme) {
   }
 }
 
-/** An id, or what is left of it where there is less room. */
+/** An id, shortened if it does not fit. */
 function fitting(pen, id, room) {
   let most = id.length;
   while (most > 1 && pen.measureText(cutId(id, most)).width > room) most = Math.min(most - 1, Math.floor((most * room) / pen.measureText(cutId(id, most)).width));
@@ -207,7 +207,7 @@ function paintUnsure(pen, place, theme) {
   pen.setLineDash([]);
 }
 
-/** A frame around the request under the pointer, or the one that the keys reached. */
+/** A frame around the request under the pointer, or the request selected by keyboard. */
 function paintFrame(pen, place, theme, number) {
   const { row, requests } = place.model;
   const y = place.y(row[number]) + BAR_TOP - 1.5;
@@ -218,7 +218,7 @@ function paintFrame(pen, place, theme, number) {
   pen.strokeRect(left - 1, y, Math.max(3, right - left + 2), BAR + 3);
 }
 
-/** Time without an answer yet. */
+/** The time range without an answer yet. */
 function paintUnasked(pen, place, theme) {
   const { origin, until, now } = place.model;
   for (const [from, to] of [[place.from, 0], [until - origin, place.to]]) {
@@ -269,7 +269,7 @@ function paintDeaths(pen, place, theme) {
   }
 }
 
-/** Text on the background, beside a line: to its right, or to its left if there is no room. */
+/** Text on the background beside a line: to its right, or to its left if it does not fit. */
 function label(pen, place, theme, text, x, y) {
   pen.font = `600 12px ${theme.font}`;
   pen.textBaseline = "middle";

@@ -1,13 +1,13 @@
-// The assignment of requests to rows, and its memory.
+// The assignment of requests to rows, which is remembered.
 
 export const HEAD = 26; // pixels: an engine's head
 export const ROW = 26;
 const BELOW = 6; // pixels after an engine's last row
-const APART_SHARE = 0.004; // of the range: the least space between neighbours in a row
+const APART_SHARE = 0.004; // of the range: the minimum space between adjacent requests in a row
 const REMEMBERED = "kvtrail.rows";
 const MAX_REMEMBERED = 3000; // requests
 
-/** Requests that do not overlap share a row; each engine has its own rows. A request keeps its row over updates and reloads,
+/** Requests that do not overlap share a row; each engine has its own rows. A request keeps its row across updates and reloads,
  *  so that nothing jumps. */
 export class Rows {
   #known; // by engine: the rows of its requests
@@ -17,7 +17,7 @@ export class Rows {
   }
 
   /** The `row` of each request, the `tops` of the rows in pixels, the engines' `heads`, and the `height` of all.
-   *  The rows of a folded engine lie on each other. */
+   *  The rows of a folded engine overlap. */
   place(requests, width_ms, { folded = [], names = {} } = {}) {
     const apart = width_ms * APART_SHARE;
     const known = new Map();

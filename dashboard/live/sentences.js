@@ -57,7 +57,7 @@ function factsOf(model, answer, from, to, inside) {
   return parts.join(" · ");
 }
 
-/** What is wrong in the range besides findings: missing spans, and deaths that the state does not mention. */
+/** Problems in the range besides findings: missing spans, and deaths that the state does not mention. */
 function wrongOf(view, model, from, to) {
   const dead = view.to_ms === null || view.fit ? [] : model.deaths.filter(({ at }) => at >= from && at <= to);
   const names = Object.fromEntries(model.heads.map(({ engine, name }) => [engine, name]));
@@ -99,7 +99,7 @@ function showEmpty(box, empty, change) {
   if (empty === null) return;
   const [title, text, offers] = empty;
   const content = JSON.stringify(empty);
-  if (box.dataset.content === content) return; // a button that is replaced while it is pressed is never clicked
+  if (box.dataset.content === content) return; // a button that is replaced while pressed gets no click
   box.dataset.content = content;
   box.querySelector("strong").textContent = title;
   box.querySelector("p").textContent = text;

@@ -33,13 +33,13 @@ export function zoomed(view, factor, at_ms, now_ms) {
   return { ...view, span_ms: span, to_ms: at_ms + span * ((view.to_ms - at_ms) / view.span_ms) };
 }
 
-/** The view moved by `by_ms`; back at the present, it follows it again. */
+/** The view moved by `by_ms`; if it reaches the present, it follows it again. */
 export function panned(view, by_ms, now_ms) {
   const to = rangeOf(view, now_ms).to + by_ms;
   return { ...view, to_ms: to >= now_ms ? null : Math.min(to, now_ms + view.span_ms / 2) };
 }
 
-const STILL_SHARE = 0.03; // of the width: two fingers never hold exactly still
+const STILL_SHARE = 0.03; // of the width: two fingers are never perfectly still
 
 /** The view after a pinch: zoomed by `factor`, with the point at `from_share` of the width moved to `to_share`. */
 export function pinched(view, factor, from_share, to_share, now_ms) {

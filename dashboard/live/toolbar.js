@@ -19,12 +19,12 @@ export function showControls(find, view, model, now_ms) {
   showText(find(".typed"), rangeText(view, now_ms));
 }
 
-/** Show a field's text, unless somebody types in it. */
+/** Show a field's text, unless the user is typing in it. */
 function showText(field, text) {
   if (field.getRootNode().activeElement !== field && field.value !== text) field.value = text;
 }
 
-/** Colours in the order of a request's life; `done` has none. */
+/** Colours in the order of a request's phases; `done` has none. */
 export function showLegend(element, theme, phases) {
   const last = ["running", "preempted", "load", "store", "failed"];
   const names = [...phases.filter((name) => !last.includes(name) && name !== "done"), ...last];

@@ -1,6 +1,6 @@
-"""The view of the lanes, as their component reports it and as the page's address has it, and the tracer's parameters for it.
+"""The view of the lanes, as reported by their component and as in the page's URL, and the tracer's parameters for it.
 
-The address has `from` and `to` as on all pages, and `fold`. People also write addresses: what cannot be parsed is ignored.
+The URL has `from` and `to` as on all pages, and `fold`. Users may write URLs by hand: invalid values are ignored.
 `chosen` are the page's filters, and `q`, a part of a request's id.
 """
 
@@ -15,19 +15,19 @@ from kvtrail.dashboard.content import time_range
 from kvtrail.dashboard.content.requests import filters
 
 NAMES = ("from", "to", "fold")
-"""The names of a view in the address."""
+"""The names of a view's parameters in the URL."""
 DEFAULT_SPAN_MS = 300_000.0
 FIT_MS = 900_000.0
 """The longest range of a view that fits its contents."""
 CLOSEST_MS, CLOSER = 10_000.0, 3.0
-"""On either side of contents that are looked at closely, so much is asked for, or so many times their length: the picture is
-wider than they are."""
+"""Margins that are requested on either side of zoomed contents, as a time and as a multiple of their length, since the
+picture is wider than the contents."""
 LONGEST_MS = 7 * 86_400_000.0
 APPLIED = ("q", "engine", "service", "model", "status", "where")
 """The filters that `/api/lanes` has."""
 MAX_FOLDED = 100
 AROUND = 0.5
-"""This share of the span is requested on either side as well, so that a small move needs no new answer."""
+"""This share of the span is also requested on either side, so that a small move needs no new answer."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ def of_component(state: Any) -> View:
 
 
 def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: float) -> View:
-    """The view that an address names. `folded` has the values of `fold`, which may occur several times."""
+    """The view in a URL. `folded` has the values of `fold`, which may occur several times."""
     begin, end = query.get("from", ""), query.get("to", time_range.NOW)
     begin_ns, end_ns = (time_range.parsed(each, now_ns=int(now_ms * 1e6)) for each in (begin, end))
     folds = tuple(folded)[:MAX_FOLDED]
@@ -65,7 +65,7 @@ def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: fl
 
 
 def as_query(view: View) -> dict[str, str | list[str]]:
-    """The address of a view; defaults are left out."""
+    """The URL parameters of a view; defaults are omitted."""
     query: dict[str, str | list[str]] = {}
     if not view.fit and view.to_ms is None:
         seconds = max(1, round(view.span_ms / 1000))
@@ -101,8 +101,8 @@ def question(view: View, chosen: Mapping[str, str], *, end_ms: float) -> dict[st
 
 
 def closer_question(view: View, chosen: Mapping[str, str], answer: Mapping[str, Any]) -> dict[str, int | str] | None:
-    """The parameters for the contents of an answer alone, for a view that fits them; None where they fill it. An answer has
-    a fixed number of moments over its range: in one of half an hour, phases of less than a second would fall together."""
+    """The parameters for the contents of an answer only, for a view that fits them; None if they fill it. An answer has a
+    fixed resolution over its range: in half an hour, phases of less than a second would be merged."""
     if not view.fit or not answer["requests"]["begin_us"]:
         return None
     beside = [*answer["marks"]["at_us"], *((each["at_ns"] - answer["from_ns"]) / 1000 for each in answer["deaths"])]

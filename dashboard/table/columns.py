@@ -1,4 +1,4 @@
-"""Columns of tables: the text of a value, and how its cell looks."""
+"""Columns of tables: the text of a value, and the appearance of its cell."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Column:
 
     Attributes:
         label: the heading; the values' name if empty.
-        help: what the values are, shown at the heading.
-        width: the most that a cell takes, in pixels; longer text is cut off.
+        help: the meaning of the values, shown at the heading.
+        width: the maximum width of a cell in pixels; longer text is cut off.
         right: whether it is aligned to the right.
         kind: how the browser draws a cell: `text`, `labels` or `ids`.
         format: of numbers: one of those above, or one of printf's, such as `%.3f s`; empty for other values.
@@ -42,7 +42,7 @@ class Column:
     meanings: Mapping[str, Meaning] = field(default_factory=dict)
 
     def cell(self, value: Any) -> Any:
-        """A value as the browser gets it."""
+        """A value as sent to the browser."""
         if self.kind == "labels":
             return list(value or ())
         return number(value, self.format) if self.format and not is_missing(value) else text(value)
@@ -71,7 +71,7 @@ def number(value: float, format: str) -> str:
 
 
 def text(value: Any) -> str:
-    """A value that has no format of its own."""
+    """A value without its own format."""
     match value:
         case None | "":
             return words.NOTHING

@@ -1,4 +1,4 @@
-"""The table's component, and what it is given: columns, rows as texts, and each row's link."""
+"""The table's component, and its data: columns, rows as texts, and each row's link."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def component() -> ComponentRenderer:
 def payload(
     rows: Sequence[Row], columns: Mapping[str, Column], *, links: Sequence[Link] = (), number: int = 0, name: str = ""
 ) -> dict[str, Any]:
-    """A table as the component takes it.
+    """The data of a table for the component.
 
     Args:
-        columns: how the values of a name look; those of other names are text.
-        links: each row's; none if no row is a link.
-        number: of the table, among those that were shown in its place: another one begins at its top.
-        name: what its rows are, for people who cannot see it.
+        columns: the appearance of values by name; values of other names are text.
+        links: the link of each row; empty if rows are not links.
+        number: the number of the table among those shown in its place: a new table begins at its top.
+        name: a description of its rows for screen readers.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     looks = {name: columns.get(name, Column()) for name in names}
@@ -69,7 +69,7 @@ def _heading(name: str, column: Column, values: Sequence[Any]) -> dict[str, Any]
 
 
 def _ranks(values: Sequence[Any]) -> list[int]:
-    """The place of each value in their order, numbers before texts; what is missing comes last, and equals have one place."""
+    """The rank of each value, numbers before texts; missing values come last, and equal values have the same rank."""
     places = {key: place for place, key in enumerate(sorted({_key(value) for value in values}))}
     return [places[_key(value)] for value in values]
 

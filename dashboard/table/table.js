@@ -1,9 +1,9 @@
-// A table with links as rows. What a click opens is the link that is in the row under the pointer: the server is sent that
-// link, at once, and neither a row's number nor anything that it has to remember.
+// A table with links as rows. A click opens the link in the row under the pointer: that link is sent to the server at once,
+// so the server needs no row numbers or state.
 
 import { cutIds } from "../browser/ids.js";
 
-const OPENS_WITHIN_MS = 8000; // then the browser follows the link itself, with a session of its own: the server may hang
+const OPENS_WITHIN_MS = 8000; // after this time the browser follows the link itself, in a new session: the server may hang
 const MIDDLE = 1;
 const ID_MOST = 44; // characters
 
@@ -22,7 +22,7 @@ class Table {
   }
 
   listen() {
-    // What is pressed stays under the pointer until it is let go.
+    // The pressed row stays under the pointer until it is released.
     this.frame.addEventListener("pointerdown", (event) => { this.pressed = rowOf(event) ?? this.body; });
     this.release = () => {
       if (!this.pressed) return;
@@ -100,13 +100,13 @@ class Table {
       const button = cell.appendChild(element("button"));
       button.textContent = column.label;
       button.title = column.help ?? "";
-      button.tabIndex = number === 0 ? 0 : -1; // one stop for all of them: arrows go along
+      button.tabIndex = number === 0 ? 0 : -1; // one tab stop for all rows: arrow keys move between them
       button.onclick = () => this.sort(number);
       return cell;
     }));
   }
 
-  /** Sort by a column: upwards, downwards, then no more. */
+  /** Sort by a column: ascending, descending, then unsorted. */
   sort(column) {
     const { by } = this.sorted;
     if (this.sorted.column !== column) this.sorted = { column, by: 1 };
@@ -143,7 +143,7 @@ class Table {
     });
   }
 
-  /** Have the server follow a row's link, and say so. */
+  /** Let the server follow a row's link, and show that. */
   open(row) {
     const link = row.dataset.link;
     this.setTriggerValue("open", link);
@@ -201,7 +201,7 @@ function fill(cell, column, value, link) {
 
 const tables = new WeakMap();
 
-/** Streamlit calls this at first, and again with each new data. */
+/** Streamlit calls this first, and again with new data. */
 export default function (component) {
   const parent = component.parentElement;
   if (!tables.has(parent)) tables.set(parent, new Table(parent));

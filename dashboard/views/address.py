@@ -1,11 +1,11 @@
-"""The page's address: it holds what the page shows, and each choice in a widget is written into it.
+"""The page's URL: it holds the page's state, and each choice in a widget is written into it.
 
-A browser reports its address with every run, and fragments run every two seconds; so a browser that lags behind reports an
-address older than the last choice. The session therefore keeps the address, and those that it replaced, until the browser
-reports the newest. A step back in the browser's history also reports an older address, and Streamlit marks it as such.
+A browser reports its URL with every run, and fragments run every two seconds; so a browser that lags behind reports a
+URL older than the last choice. The session therefore keeps the current URL, and the URLs that it replaced, until the browser
+reports the newest. A step back in the browser's history also reports an older URL, and Streamlit marks it as such.
 
-In the same way a browser reports old values of its widgets: if a widget has another value by now, or its page was left,
-Streamlit takes the old value for a choice.
+In the same way a browser reports old values of its widgets: if a widget has another value by now, or the user has left its
+page, Streamlit treats the old value as a choice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 from streamlit.runtime.scriptrunner_utils.script_run_context import ScriptRunContext
 
 ADDRESS, WIDGETS = "address", "widgets"
-"""The session's keys for the address, and for the values of the page's widgets."""
+"""The session's keys for the URL, and for the values of the page's widgets."""
 Query = dict[str, list[str]]
 
 
@@ -27,7 +27,7 @@ class _Address:
     page: str
     query: Query
     run: object = None
-    """The run in which it was last reconciled with the browser's."""
+    """The run in which the URL was last reconciled with the browser's."""
     older: list[Query] = field(default_factory=list)
     """The queries replaced since the browser last reported the newest."""
 
@@ -56,14 +56,15 @@ def replace(values: Mapping[str, str | Iterable[str]]) -> None:
         address.older.append(address.query)
         address.query = query
         reported = _reported()
-        # In one call, so that it is one step; and only the differences, since Streamlit rejects writes to what `bind` wrote.
+        # In one call, so that it is one step; and only the differences, since Streamlit rejects writes to names that `bind`
+        # wrote.
         st.query_params.update(
             {name: query.get(name, []) for name in {**reported, **query} if query.get(name) != reported.get(name)}
         )
 
 
 def _current() -> _Address:
-    """The address, reconciled with the browser's once a run, before the run writes into it."""
+    """The URL, reconciled with the browser's once a run, before the run writes into it."""
     address: _Address | None = st.session_state.get(ADDRESS)
     run = _context()
     if address is not None and address.run is run.cursors:
@@ -76,7 +77,7 @@ def _current() -> _Address:
 
 
 def _reported() -> Query:
-    """The query as Streamlit has it: the browser's, with this run's changes."""
+    """Streamlit's query: the browser's, with this run's changes."""
     return {name: found for name in st.query_params if (found := st.query_params.get_all(name))}
 
 
@@ -95,7 +96,7 @@ class _Widgets:
 
 
 def set_to(key: str, value: object) -> None:
-    """Set a widget to a value. A widget that has it already is left alone: setting it again would discard typed text."""
+    """Set a widget to a value, unless it already has it: setting it again would discard typed text."""
     shown = _widgets().shown.setdefault(key, _Shown(value))
     shown.value = value
     if key not in st.session_state:

@@ -15,9 +15,9 @@ from kvtrail.dashboard.command import CA_VARIABLE, DEFAULT_URL, TOKEN_VARIABLE, 
 from kvtrail.dashboard.views.links import follow_click
 
 EVERY_S, SLOW_S = 2, 5
-"""How often a page asks the tracer again; `SLOW_S` is for pages about long time ranges."""
+"""Refresh interval of a page; `SLOW_S` is for pages about long time ranges."""
 OVER_NS = 15 * 60 * 10**9
-"""What ended this long ago is not asked about again: no span comes later, and no rule waits longer."""
+"""A range that ended this long ago is not refreshed: no span arrives later, and no rule waits longer."""
 ASKED, LAST = "asked", "last_answer"
 """The session's keys for the page's last question, and for the last answer with its question."""
 
@@ -34,16 +34,16 @@ def tracer() -> Tracer:
 
 
 def unless_over(every_s: float, *, ended_ns: int | None) -> float | None:
-    """The interval of a page's refreshes; None, without any, if what it shows ended long ago."""
+    """The interval of a page's refreshes; None, without refreshes, if its range ended long ago."""
     return every_s if ended_ns is None or time.time_ns() - ended_ns < OVER_NS else None
 
 
 def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
     """The tracer's answer. If it does not answer: a banner, and the last answer to the same question `key`, if any.
 
-    A reader so keeps the page while the tracer restarts.
+    So the page stays usable while the tracer restarts.
     """
-    # Always an element, so that the following ones keep their place and are not redrawn.
+    # Always an element, so that the following ones keep their position and are not redrawn.
     banner = st.empty()
     st.session_state[ASKED] = key
     asked, known = st.session_state.get(LAST, (None, None))
@@ -51,7 +51,7 @@ def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
     with banner:
         is_leaving = follow_click()
     if is_leaving and last is not None:
-        return last  # a tracer that hangs would keep the reader here
+        return last  # a hanging tracer would block the user here
     try:
         if last is None:
             with banner, st.spinner("Asking the tracer ..."):
@@ -63,13 +63,13 @@ def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
         stale = "" if last is None else " Below is what was last known."
         banner.error(f"{away} Trying again every {EVERY_S} s.{stale}")
         return last
-    # One slot for all questions: typing a search asks many, and their answers would pile up.
+    # One slot for all questions: typing a search makes many, and their answers would pile up.
     st.session_state[LAST] = (key, answer)
     return answer
 
 
 def question() -> str:
-    """The question that the page's contents answer. The address may already name the next one: a browser changes it, and may
+    """The question that the page's contents answer. The URL may already have the next one: a browser changes it, and may
     refresh a fragment before the whole page runs."""
     return str(st.session_state[ASKED])
 

@@ -1,4 +1,4 @@
-"""Charts on a page that refreshes, and those on which an area can be drawn."""
+"""Charts on a page that refreshes, and charts on which an area can be drawn."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def chart_to_draw_on(
     draw: Callable[[Mapping[str, Any]], None],
     markers: Sequence[Row] = (),
 ) -> None:
-    """A chart with markers; `draw` is called with what is drawn on it, the `selection` of that name.
+    """A chart with markers; `draw` is called with the area drawn on it, the `selection` of that name.
 
     The rows are sent beside the spec, so that a refresh with other rows does not redraw the chart under the pointer.
     """
-    # What was drawn ends once it is shown: the next range has another chart.
+    # The drawn area is cleared once it is shown: the next range has another chart.
     chart_key = f"{key} {picker.current().field()}"
     spec, rows = charts.spec_and_rows(chart)
     spec = charts.readable(charts.with_markers(spec, markers, dark=is_dark()), dark=is_dark())
@@ -67,6 +67,6 @@ def chart_over_time(chart: charts.Chart, markers: Sequence[Row], *, key: str) ->
 
 
 def _draw(rows: Any, spec: dict[str, Any], *, key: str, **options: Any) -> None:
-    """A chart in room that it has before it is drawn: what is below it would jump."""
+    """A chart in a reserved space: otherwise elements below it would jump when it is drawn."""
     with st.container(height=spec["height"], border=False, key=f"chart_{key}"):
         st.vega_lite_chart(rows, spec, key=key, **options)

@@ -1,4 +1,4 @@
-"""A request beside another one: why one was slower, and what else differs. The address names both."""
+"""Compares two requests: why one was slower, and other differences. The URL names both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OFFERED = 20
 
 
 def show(request_id: str, engine: str, query: Mapping[str, str]) -> None:
-    """The other request that the address names, or those to choose from."""
+    """The other request in the URL, or a choice of requests."""
     other = query.get("with", "")
     with st.container(key="ways", horizontal=True, vertical_alignment="center", gap="small"):
         st.header(f"Compare {plain(request_id)} with", width="content", anchor=False)

@@ -1,4 +1,4 @@
-"""What changed at a moment, in place: what probably caused it, and which requests explain it."""
+"""The explanation of a change within the page: its probable causes, and the requests that explain it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kvtrail.dashboard.views.tables import table
 from kvtrail.tracer.model.words import some
 
 AT = "at"
-"""The name of the moment in the address."""
+"""The name of the moment in the URL."""
 EVERY_NS = 30 * 10**9
-"""How often it is asked for again: sums are by the minute."""
+"""Refresh interval: sums are per minute."""
 MOST_SAID = 5
 """Sentences about measures."""
 
@@ -38,7 +38,7 @@ def choose(shown: TimeRange) -> None:
 
 
 def show(shown: TimeRange) -> None:
-    """The explanation of the moment that the address names, if it names one."""
+    """The explanation of the moment in the URL, if there is one."""
     now_ns = time.time_ns()
     named = _moment(now_ns)
     if not named:
@@ -60,7 +60,7 @@ def show(shown: TimeRange) -> None:
 
 
 def _moment(now_ns: int) -> str:
-    """The moment that the address names, as a person writes it; empty if it names none."""
+    """The moment in the URL, as a user would write it; empty if there is none."""
     named = address.query().get(AT, "")
     at_ns = parsed(named, now_ns=now_ns) if named else None
     return named if at_ns is None else _written(at_ns, now_ns)

@@ -1,4 +1,4 @@
-"""Filters; the page's address holds their choices."""
+"""Filters; the page's URL holds their choices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def filter_bar() -> DeltaGenerator:
 
 
 def choose(label: str, choices: Sequence[str], *, name: str, shown: Mapping[str, str] | None = None) -> str:
-    """A filter's choice, empty for any. The address may name a choice that nothing in the range has. `shown` maps choices to
+    """A filter's choice, empty for any. The URL may have a choice that does not occur in the range. `shown` maps choices to
     their texts."""
     texts = {ANY: f"Any {label.lower()}", **(shown or {})}
     options = list(dict.fromkeys([ANY, *choices, address.query().get(name, ANY)]))
@@ -30,9 +30,9 @@ def choose(label: str, choices: Sequence[str], *, name: str, shown: Mapping[str,
 def one_of(
     label: str, options: Sequence[str], *, name: str, default: str, text: Callable[[str], str] = "{}".format
 ) -> str:
-    """The chosen option. The address holds it, unless it is the default.
+    """The chosen option. The URL holds it, unless it is the default.
 
-    Streamlit's `bind` would forbid links to another page with the same name in its address.
+    Streamlit's `bind` would forbid links to another page with the same name in its URL.
     """
     key, change = _in_address(options, name=name, default=default)
     st.selectbox(label, options, key=key, on_change=change, format_func=text, label_visibility="collapsed")
@@ -40,7 +40,7 @@ def one_of(
 
 
 def switch(label: str, texts: Mapping[str, str], *, name: str) -> str:
-    """The chosen one of a few options, side by side; the first one, unless the address names another of them."""
+    """The choice among a few options, side by side; the first one by default."""
     default = next(iter(texts))
     key, change = _in_address([*texts], name=name, default=default)
     st.segmented_control(
@@ -51,7 +51,7 @@ def switch(label: str, texts: Mapping[str, str], *, name: str) -> str:
 
 
 def written(label: str, *, name: str, example: str, help: str | None = None, clears: Iterable[str] = ()) -> str:
-    """A text field, and its text. Another text `clears` these names of the address."""
+    """A text field, and its text. A change of the text `clears` these names in the URL."""
     key = f"filter_{name}"
     set_to(key, address.query().get(name, ""))
 
@@ -65,7 +65,7 @@ def written(label: str, *, name: str, example: str, help: str | None = None, cle
 
 
 def _in_address(options: Sequence[str], *, name: str, default: str) -> tuple[str, Callable[[], None]]:
-    """The key of a widget that shows what the address names, and what writes its choice there."""
+    """The key of a widget that shows a value of the URL, and the callback that writes its choice there."""
     named, key = address.query().get(name, default), f"filter_{name}"
     set_to(key, named if named in options else default)
 

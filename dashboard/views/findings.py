@@ -21,15 +21,15 @@ from kvtrail.tracer.model.words import some
 
 MOST = 200
 ORDERS = {"latest": "Latest first", "oldest": "Oldest first"}
-"""The API's orders of findings; by them, rules are in the order of their weight, or of when they were first seen."""
+"""The API's orders of findings. Rules are accordingly sorted by weight, or by when they were first seen."""
 KNOWN = {"no": "Not known", "yes": "Known"}
-"""The values of the filter in the address, and their texts."""
+"""The values of the filter in the URL, and their texts."""
 OF_ENGINE = ("engine", "model")
-"""The filters that are about engines, as markers are."""
+"""The filters that also apply to markers, since they select engines."""
 RUNBOOK = "runbook"
-"""The name in the address of the alert or rule whose runbook is shown alone; `all` for the list."""
+"""The URL parameter with the alert or rule whose runbook is shown alone; `all` for the list."""
 TEXT_WIDTH_PX = 860
-"""Longer lines are hard to read."""
+"""Maximum width of text, for readability."""
 
 
 def filters() -> tuple[dict[str, str], str]:
@@ -82,7 +82,7 @@ def page(given: dict[str, str], order: str) -> None:
 
 
 def _findings(answer: Row, given: dict[str, str], order: str) -> None:
-    """The findings: over time, by rule, and one by one."""
+    """The findings: over time, by rule, and as a list."""
     if not answer["findings"]:
         when = picker.current().field()
         st.info(

@@ -1,4 +1,4 @@
-"""What happens now: requests as lanes over time, with their findings."""
+"""The live view: requests as lanes over time, with their findings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvtrail.dashboard.views.answers import EVERY_S, remembered, tracer
 from kvtrail.dashboard.views.links import follow, request_query
 
 KEY, FIRST, ANSWERED, OPEN = "live", "live_first", "live_answered", "live_open"
-"""The session's keys for the component, the address's view, the last answer, and the clicked request."""
+"""The session's keys for the component, the view in the URL, the last answer, and the clicked request."""
 MARKERS, COMMAND = "live_markers", "live_command"
 """The same for markers, and the last view that the page commanded."""
 SLOW_MS = 10_000
@@ -64,7 +64,7 @@ def page(chosen: dict[str, str]) -> None:
 
 
 def current_view() -> View:
-    """What the component shows, or the page has commanded; at first what the address names."""
+    """The view that the component shows, or that the page has commanded; at first the view in the URL."""
     reported, command = reported_view(), st.session_state[COMMAND]
     view: View = of_component(reported) if reported else st.session_state[FIRST]
     # The component reports the last command that it obeyed.
@@ -106,7 +106,7 @@ def the_latest(view: View) -> Row | None:
 
 
 def markers(answer: Row, chosen: dict[str, str]) -> list[Row]:
-    """What happened in the time of the answer that may explain what is seen, at the engines that are shown."""
+    """The markers of the shown engines in the time range of the answer."""
     step_ns = SLOW_MS * 10**6
     asked = {
         "since_ns": answer["from_ns"] // step_ns * step_ns,
@@ -117,19 +117,19 @@ def markers(answer: Row, chosen: dict[str, str]) -> list[Row]:
 
 
 def write_address() -> None:
-    """Write the view into the address, so that it can be shared; each is a step in the browser's history."""
+    """Write the view into the URL, so that it can be shared; each view is a step in the browser's history."""
     written = as_query(current_view())
     if written != as_query(addressed()):
         address.replace({**{name: found for name, found in address.query().items() if name not in NAMES}, **written})
 
 
 def addressed() -> View:
-    """The view that the address names."""
+    """The view in the URL."""
     return of_query(address.query(), folded=address.values("fold"), now_ms=now_ms())
 
 
 def follow_address() -> None:
-    """Show what the address names: at first, and after a step in the browser's history."""
+    """Show the view in the URL: at first, and after a step in the browser's history."""
     if reported_view() is None:
         st.session_state[FIRST] = addressed()
         st.session_state[COMMAND] = {"count": 0, "view": None}

@@ -1,4 +1,4 @@
-"""Links from page to page. A page's address holds what it shows, so a link carries it too."""
+"""Links between pages. A page's URL holds its state, so a link carries it too."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvtrail.dashboard.scripts import invisible
 from kvtrail.dashboard.views import address
 
 CLICKED, SHOWN, MOVED = "clicked", "page_shown", "has_moved"
-"""The session's keys for the link of the row that was clicked, with its page; for the page that is shown; and for whether it
-shows another address since its last run as a whole."""
+"""The session's keys for the link of the clicked row, with its page; for the current page; and for whether its URL has
+changed since its last complete run."""
 
 
 def arrive(page: str) -> None:
-    """A run of this page begins. A click on another page has been followed."""
+    """Note that a run of this page begins: a click on another page has been followed."""
     st.session_state[SHOWN] = page
     st.session_state.pop(MOVED, None)
     clicked: tuple[Link, str] | None = st.session_state.get(CLICKED)
@@ -28,8 +28,8 @@ def arrive(page: str) -> None:
 def link(page: str, label: str, *, icon: str = "", query: Mapping[str, str] | None = None) -> None:
     """A link to a page, with one of Google's Material icons.
 
-    Streamlit's link to the page that is shown leaves the address as it was: reloaded or copied, it would show the old
-    contents. So that is a button.
+    Streamlit's link to the current page does not change the URL: reloaded or copied, it would show the old contents. So such
+    a link is a button.
     """
     icon_name, to = f":material/{icon}:" if icon else None, dict(query or {})
     if page == st.session_state[SHOWN]:
@@ -45,24 +45,24 @@ def _move(query: Mapping[str, str]) -> None:
 
 
 def request_query(request: Row, *, step: int | None = None) -> dict[str, str]:
-    """The query parameters that name a request, from its row or from a finding; and a step of its replay."""
+    """The query parameters that identify a request, from its row or from a finding, and a step of its replay."""
     query = {"id": request["request"], "engine": request["engine"]}
     return query if step is None else {**query, "tab": "replay", "step": str(step)}
 
 
 def remember_click(link: Link) -> None:
-    """A row was clicked. `follow_click` follows its link: a callback may not, since no page runs then."""
+    """Callback of a click on a row. `follow_click` follows the link: a callback cannot, since no page runs then."""
     st.session_state[CLICKED] = link, st.session_state[SHOWN]
 
 
 def follow_click() -> bool:
     """Whether a row was clicked; if so, go to its page.
 
-    Until the browser has gone there, each refresh draws the link that leads there: what one run draws, the next may remove
+    Until the browser has opened the page, each refresh draws the link again: otherwise the next run may remove the link
     before the browser has seen it.
     """
     if st.session_state.get(MOVED):
-        st.rerun()  # what is outside of a fragment shows the address, too
+        st.rerun()  # elements outside of a fragment show the URL, too
     clicked: tuple[Link, str] | None = st.session_state.get(CLICKED)
     if clicked is not None:
         follow(*clicked[0])
@@ -70,10 +70,10 @@ def follow_click() -> bool:
 
 
 def follow(page: str, query: Mapping[str, str]) -> None:
-    """Go to a page as by a link, in one step of the browser's history: the browser clicks an invisible link.
+    """Go to a page in one step of the browser's history: the browser clicks an invisible link.
 
-    `st.switch_page` takes two steps, the first to this page with the other's query, so that the reader would have to go back
-    twice. A link to the current page changes nothing but its address, which is then written directly.
+    `st.switch_page` takes two steps, the first to this page with the other's query, so that the user would have to go back
+    twice. A link to the current page changes only the URL, which is then written directly.
     """
     if page == st.session_state[SHOWN]:
         st.session_state.pop(CLICKED, None)

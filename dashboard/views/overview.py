@@ -1,4 +1,4 @@
-"""The first page: what is wrong, in sentences that are links; what changed; the totals of the range; and the engines."""
+"""The first page: problems, in sentences that are links; changes; the totals of the range; and the engines."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kvtrail.dashboard.views.tables import cards, table
 from kvtrail.tracer.model.words import some
 
 SENTENCES = 6
-"""Sentences that are shown outside of the expander."""
+"""Maximum number of sentences outside of the expander."""
 
 
 def ask(shown: TimeRange) -> Row:
-    """What the tracer knows of the range, asked together: either all of it is current, or none."""
+    """The tracer's answers about the range, queried together: either all are current, or none."""
     get, query = tracer().get, shown.query
     return {
         "status": get("status", **query),
@@ -90,7 +90,7 @@ def over_time(answer: Row) -> None:
 
 
 def show_engines(answer: Row, shown: TimeRange, *, now_ns: int) -> None:
-    """The engines of the range by state; who hands over to whom, and what is kept for others now; and recorders with
+    """The engines of the range by state; hand-offs between engines, and blocks kept for others now; and recorders with
     losses."""
     listed = engines.in_order(engines.since(answer["engines"], shown))
     recorders = [recorder for engine in answer["engines"] for recorder in engine["recorders"]]

@@ -1,6 +1,6 @@
 """The time picker of all pages.
 
-The range is in the page's address, so the browser's back button undoes each choice.
+The range is in the page's URL, so the browser's back button undoes each choice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def heading(title: str, *, timed: bool = True, beside: Callable[[], object] | No
 
 
 def current() -> TimeRange:
-    """The range that the address names."""
+    """The range in the URL."""
     return of_query(address.query(), now_ns=time.time_ns())
 
 
@@ -46,7 +46,7 @@ def show(chosen: TimeRange) -> None:
 
 
 def every_s(seconds: float) -> float | None:
-    """How often a page about the range asks again; None if the range is long over."""
+    """The refresh interval of a page about the range; None if the range ended long ago."""
     shown = current()
     return unless_over(seconds, ended_ns=None if shown.relative else shown.until_ns)
 

@@ -1,4 +1,4 @@
-"""A request step by step: the call, the account after it, and its findings. The address holds the step."""
+"""A request step by step: the call, the account after it, and its findings. The URL holds the step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEYS = "replay_keys"
 
 
 def begin(query: Mapping[str, str]) -> None:
-    """Before the page is drawn as a whole: take the step that its address names. The browser keeps the address up to date."""
+    """Read the step from the URL, before the whole page is drawn. The browser keeps the URL up to date."""
     st.session_state[STEP] = query.get("step", "")
 
 
@@ -40,7 +40,7 @@ def show(timeline: Row, parts: Sequence[Stretch]) -> None:
     if sentence := missing_events(timeline):
         st.warning(sentence)
     controls(step, steps, list(findings))
-    # All on one screen: words on the left, the chart on the right. On a phone the words come first.
+    # All on one screen: text on the left, the chart on the right. On a phone the text comes first.
     left, right = st.columns([6, 7], gap="large")
     with left:
         current_step(timeline, step)

@@ -1,5 +1,5 @@
-"""One request: what happened and what to do; its causes, timeline and steps. Its replay, a comparison with another request,
-and the other engine of a hand-off are tabs."""
+"""One request: a summary and what to do; its causes, timeline and steps. Its replay, a comparison with another request, and
+the other engine of a hand-off are tabs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from kvtrail.tracer.model.words import duration, run
 TABS = {"story": "What happened", "replay": "Replay", "compare": "Compare"}
 HANDOFF = {"handoff": "Other engine"}
 MAX_PAIRS = 3
-"""Hand-offs shown with the request on the other side."""
+"""Maximum number of hand-offs shown with the request on the other side."""
 MAX_ADMISSIONS = 3
-"""Admissions shown outside of the expander."""
+"""Maximum number of admissions outside of the expander."""
 
 
 def page(request_id: str, engine: str, tab: str) -> None:
@@ -67,7 +67,7 @@ def page(request_id: str, engine: str, tab: str) -> None:
 
 
 def show(timeline: Row, parts: list[phases.Stretch]) -> None:
-    """What happened, in sentences first; then why its tokens were computed, its time, and its steps."""
+    """A summary in sentences; then why its tokens were computed, its time, and its steps."""
     request = timeline["request"]
     what_happened(timeline, parts)
     steps = {finding["id"]: step for step, found in account.findings_by_step(timeline).items() for finding in found}
@@ -146,7 +146,7 @@ def header(request: Row) -> None:
 
 
 def what_happened(timeline: Row, parts: list[phases.Stretch]) -> None:
-    """What became of it and where its time went, in sentences; its hand-offs, errors, missing events, and the end of its
+    """Its outcome and the time in each phase, in sentences; its hand-offs, errors, missing events, and the end of its
     engine."""
     request = timeline["request"]
     if sentence := phases.sentence(parts):
@@ -163,7 +163,7 @@ def what_happened(timeline: Row, parts: list[phases.Stretch]) -> None:
 
 
 def handoff_links(timeline: Row) -> None:
-    """The requests of other engines to which its KV was handed over, or from which it came."""
+    """The requests of other engines that received its KV, or that its KV came from."""
     if not (known := timeline.get("handoffs")):
         return
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="handoffs"):
@@ -176,8 +176,8 @@ def handoff_links(timeline: Row) -> None:
 
 
 def both_engines(known: pair.Pair, number: int, *, is_alone: bool) -> None:
-    """The request and the one on the other side of its hand-off, on one axis; where the time to the first token went, and
-    what each engine computed."""
+    """The request and the request on the other side of its hand-off, on one axis; the parts of the time to the first token,
+    and the tokens that each engine computed."""
     giver, taker = known.names
     which = "" if is_alone else f", {number + 1}"
     st.subheader(f"Prefill and decode{which}", anchor=False, help=TERMS["hand-off"])
@@ -197,7 +197,7 @@ def both_engines(known: pair.Pair, number: int, *, is_alone: bool) -> None:
 
 
 def pairs_of(timeline: Row, parts: list[phases.Stretch]) -> list[pair.Pair]:
-    """The request with each one that is known on the other side of a hand-off."""
+    """The request paired with each known request on the other side of a hand-off."""
     found = []
     for link_ in timeline.get("handoffs", ())[:MAX_PAIRS]:
         other = tracer().request(link_["request"], engine=link_["engine"]) if link_["request"] else None

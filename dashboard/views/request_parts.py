@@ -17,7 +17,7 @@ from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.tracer.model import words
 
 MOST = 3
-"""Findings shown outside of the expander."""
+"""Maximum number of findings outside of the expander."""
 
 
 def badge(name: str, *, label: str | None = None) -> None:
@@ -66,7 +66,7 @@ def _card(finding: Row, timeline: Row, step: int | None) -> None:
 
 
 def _table(rows: list[Row]) -> None:
-    """A table of escaped texts: Streamlit takes cells for Markdown."""
+    """A table of escaped texts: Streamlit renders cells as Markdown."""
     cells = [{name: plain(words.value(value)) for name, value in row.items()} for row in rows]
     st.table(cells, border="horizontal", hide_index=True)
 
@@ -80,7 +80,7 @@ def block_table(step: Row, timeline: Row, *, title: str = "Its blocks") -> None:
 
 
 def unknown_request(which: str) -> None:
-    """The tracer does not know the request that the address names."""
+    """The message for a request in the URL that the tracer does not know."""
     st.header("Request not known", anchor=False)
     st.markdown(
         f"The tracer knows no request {which}. It may be older than the tracer's retention, or its first spans have not"
@@ -90,6 +90,6 @@ def unknown_request(which: str) -> None:
 
 
 def phases_of(timeline: Row) -> list[phases.Stretch]:
-    """The phases of a request, as the live view has them."""
+    """The phases of a request, as in the live view."""
     request = timeline["request"]
     return phases.stretches(tracer().get("lanes", **phases.question(request, now_ns=time.time_ns())), request)

@@ -1,4 +1,5 @@
-"""Requests: one filter, and three views of what it selects: a table (or groups), lanes, and a heat map of a time."""
+"""Requests: one filter, and three views of the selected requests: a table (or groups), lanes, and a heat map of a time
+measure."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ TABLE = "requests_table"
 LATEST = "latest"
 VIEWS = {"table": "Table", "lanes": "Lanes", "heat": "Heat map"}
 DRAWN = "area_drawn"
-"""The session's key for an area that was drawn on the heat map and is not in the address yet."""
+"""The session's key for an area that was drawn on the heat map and is not in the URL yet."""
 CONDITIONS = (
     "Conditions, joined by `and`: `duration > 2s and evicted >= 100`. Times have a unit (ms, s, min); a cause means its"
     f" tokens. Names: {', '.join(NAMES)}."
@@ -34,7 +35,7 @@ CONDITIONS = (
 
 
 def filters() -> tuple[str, dict[str, str]]:
-    """The search, and the filters in use; the page's address holds them all."""
+    """The search, and the filters in use; the page's URL holds them all."""
     try:
         choices = requests.choices(tracer().get("fleet")["engines"])
     except TracerAway:
@@ -70,7 +71,7 @@ def are_conditions(text: str) -> bool:
 
 
 def table(search: str, order: str, chosen: dict[str, str]) -> None:
-    """The requests, each a row."""
+    """The requests, one per row."""
     # A search for an id covers all time.
     shown = picker.current()
     window = {} if search else {"since_ns": shown.since_ns, "before_ns": shown.until_ns}
@@ -124,8 +125,8 @@ def grouped(by: str, of: str, search: str, chosen: dict[str, str]) -> None:
 
 
 def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
-    """How long requests took: a heat map, and the percentiles of each phase. If no time is chosen, it shows the usual one. An
-    area that is drawn opens its requests as a table."""
+    """Durations of requests: a heat map, and the percentiles of each phase. If no time measure is chosen, the default is
+    shown. Drawing an area opens its requests as a table."""
     if (drawn := st.session_state.pop(DRAWN, None)) is not None:
         address.change(drawn)
         st.rerun()

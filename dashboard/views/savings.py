@@ -1,4 +1,5 @@
-"""Whether the offload is worth its memory: prefill saved, why the rest was computed, and what more memory would buy."""
+"""Whether the offload is worth its memory: saved prefill, causes of computed tokens, and the estimated effect of more
+memory."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def page(filters: dict[str, str]) -> None:
     """Draw the page, again at each refresh."""
     shown = picker.current()
     narrowed = {name: value for name in waste.CHOSEN if (value := address.query().get(name, ""))}
-    own = {name: value for name, value in filters.items() if name != "connector"}  # markers and waste are of engines
+    own = {name: value for name, value in filters.items() if name != "connector"}  # markers and waste belong to engines
 
     def ask() -> Row:
         get, query = tracer().get, shown.query
@@ -83,7 +84,7 @@ def page(filters: dict[str, str]) -> None:
 
 
 def _summary(answer: Row, listed: list[Row]) -> None:
-    """Whether it is worth it: the verdict, its numbers, their calculation and their limits."""
+    """Whether the offload is worth it: the verdict, its numbers, their calculation and their limits."""
     sums = answer["worth"]
     level, sentence = savings.verdict(answer, listed)
     more = [memory.better_of(answer, listed), savings.memory_held(answer, listed)]
@@ -117,8 +118,8 @@ def _reasons(answer: Row, models: dict[str, str], marked: list[Row]) -> None:
 
 
 def _wasted(answer: Row, filters: Mapping[str, str], narrowed: Mapping[str, str]) -> None:
-    """What was computed although a cache had held it: the most expensive prefixes, and the tenants that pay; if it is
-    `narrowed` down to one of them by a click on its row, the requests."""
+    """Tokens that were computed although a cache had held them: the most expensive prefixes, and their tenants; if a click on
+    a row has `narrowed` it down to one of them, the requests."""
     st.subheader("Computed although it had been held", anchor=False)
     given = {"on" if name == "engine" else name: value for name, value in filters.items() if value}
     query = {**picker.current().address, **given}
@@ -156,7 +157,7 @@ def _wasted(answer: Row, filters: Mapping[str, str], narrowed: Mapping[str, str]
 
 
 def _more_memory(answer: Row, listed: list[Row]) -> None:
-    """What other sizes of the store would have been worth, for the connector with most to gain."""
+    """The estimated effect of other store sizes, for the connector with the largest gain."""
     st.subheader("What more memory would buy", anchor=False, help=TERMS["more memory"])
     curve = memory.most_to_gain(answer)
     if curve is None:

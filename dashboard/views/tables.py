@@ -1,7 +1,7 @@
-"""Tables, with rows that may be links; and how each column looks, on every page.
+"""Tables, with rows that may be links; and the appearance of each column, on every page.
 
-A browser shows an answer that may be seconds old. So rows keep their order while a page is open: the row that somebody reads
-does not move.
+A browser shows an answer that may be seconds old. So rows keep their order while a page is open: a row does not move while
+a user reads it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ COLUMNS: dict[str, Column] = {
     "Ended of": Column(width=290),
     "Why": Column(width=700),
 }  # fmt: skip
-"""How the values of each name look, on every page; those of other names are text."""
+"""The appearance of values by name, on every page; values of other names are text."""
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class TableState:
             it still shows.
         rows: the rows shown, in order, by identity. A row that is no longer in any answer keeps its last values.
         waiting: the number of new rows not shown yet.
-        is_over: whether the reader asked for the waiting rows.
+        is_over: whether the user asked for the waiting rows.
     """
 
     question: str
@@ -110,7 +110,7 @@ class TableState:
     is_over: bool = False
 
     def update(self, answer: Mapping[Hashable, _Shown], *, appends: bool = False) -> None:
-        """Take the values of a newer answer. New rows wait, or come last if the table `appends` them."""
+        """Take over the values of a newer answer. New rows wait, or are added at the end if the table `appends` them."""
         self.rows = {name: answer.get(name, row) for name, row in self.rows.items()}
         new = {name: row for name, row in answer.items() if name not in self.rows}
         if appends:
@@ -139,11 +139,11 @@ def table(
     appends: bool = False,
     most_rows: int = 12,
 ) -> None:
-    """A table as high as its rows, `most_rows` at most.
+    """A table as high as its rows, at most `most_rows`.
 
     Args:
         links: the page that a click on each row opens. Such a table keeps its order of rows: values change in place, and new
-            rows wait for a click on `12 new`. Another question begins a new table.
+            rows wait for a click on `12 new`. Another question starts a new table.
         ids: each row's identity from answer to answer; its link if omitted.
         note: a line above the table.
         appends: new rows come last, so they need not wait.
@@ -185,8 +185,8 @@ def _is_another(key: str, state: TableState) -> bool:
 
 
 def _component_key(key: str) -> str:
-    """The same for all tables that are shown in one place one after the other: the browser keeps one component, so that no
-    click is lost between two of them."""
+    """The key shared by all tables that are shown one after the other in one place: the browser keeps one component, so that
+    no click is lost between two tables."""
     return f"{key}_rows"
 
 

@@ -1,1 +1,1 @@
-"""The commands that need no engine, one file each. Each is loaded only when it is called."""
+"""Commands that need no engine, one file each. A file is imported only when its command is called."""

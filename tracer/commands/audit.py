@@ -1,4 +1,4 @@
-"""`kvtrail audit`: judge trace files and logs, and what else can be said of them."""
+"""`kvtrail audit`: judges trace files and logs, and explains requests, savings and rules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 Explained = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
-"""By engine and request, why the tokens were reused or computed, admission by admission."""
+"""By engine and request: why the tokens were reused or computed, for each admission."""
 
 
 def _rules(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> list[Rule] | None:
@@ -44,7 +44,7 @@ def _rules(context: click.Context, parameter: click.Parameter, names: tuple[str,
 
 
 def _explain(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
-    """Print a rule's page, Markdown, and exit, as --help does."""
+    """Print a rule's Markdown page and exit, like --help."""
     if name is not None and not context.resilient_parsing:
         rule = rule_named(name)
         click.echo(pages.page(rule).section(rule), nl=False)
@@ -210,7 +210,7 @@ def _print_savings(context: click.Context, result: Audit, *, as_json: bool) -> N
 
 
 def _stored_causes(store: Path | Address, why: str) -> Explained:
-    """The stored causes of the requests with this id. Raises StoreError if none can be read."""
+    """The stored causes of the requests with this id. Raises StoreError if the store cannot be read."""
     from kvtrail.tracer.store.opening import reader_of
 
     reader = reader_of(store)
@@ -253,7 +253,7 @@ def _export(
 
 
 def _stored(store: Path | Address, since: timedelta) -> Callable[[], Iterator[list[Span]]]:
-    """Reads the spans that were stored since so long ago. Raises StoreError if they cannot be read."""
+    """Read spans stored since this time. Raises StoreError if they cannot be read."""
     from kvtrail.tracer.store.opening import reader_of
 
     until_ns = time.time_ns()

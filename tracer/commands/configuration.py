@@ -4,8 +4,8 @@
       store: /var/lib/kvtrail/kvtrail.db
       retain-hours: 24
 
-The command line comes first, then the environment, then the file, then the default. The values are checked as
-those of the command line are.
+The command line has precedence, then the environment, then the file, then the default. Values are validated in the same way
+as on the command line.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check_section(context: click.Context, command: click.Command) -> None:
 
 
 def naming(path: Path, error: click.BadParameter) -> click.BadParameter:
-    """The error, which also names the file if the wrong value is from there."""
+    """The error, with the name of the file if the invalid value is from it."""
     context, parameter = error.ctx, error.param
     if context is None or parameter is None or parameter.name is None:
         return error
@@ -88,7 +88,7 @@ def config(context: click.Context, name: str) -> None:
     """
     parent = context.parent
     command = parent.command.get_command(parent, name) if parent and isinstance(parent.command, click.Group) else None
-    if parent is None or command is None:  # always there
+    if parent is None or command is None:  # always present
         return
     check_section(parent, command)
     with command.make_context(name, [], parent=parent) as asked:

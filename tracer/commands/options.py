@@ -17,12 +17,12 @@ from kvtrail.tracer.serve.tokens import TokenFile
 
 TRACES = click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
 INCONCLUSIVE = 3
-"""Exit code: nothing was found, and that proves nothing."""
+"""Exit code: nothing was found, but the evidence is insufficient."""
 FORCE = click.option("--force", is_flag=True, help="Overwrite the output file if it exists.")
 
 
 class Store(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no parameter here
-    """Where spans are stored: the path of a SQLite file, or the address of a ClickHouse, which shows no password."""
+    """A store: the path of a SQLite file, or the address of a ClickHouse, shown without its password."""
 
     name = "store"
 
@@ -38,10 +38,10 @@ class Store(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no para
 
 
 class TokenFiles(click.ParamType):  # type: ignore[type-arg]
-    """A file of tokens, and the role that they open: `FILE` or `ROLE=FILE`."""
+    """A file of tokens, and the role that they grant: `FILE` or `ROLE=FILE`."""
 
     name = "[role=]file"
-    envvar_list_splitter = os.pathsep  # as of paths: one with a space in its name stays one
+    envvar_list_splitter = os.pathsep  # as for paths: a path with a space stays one value
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         if isinstance(value, TokenFile):
@@ -85,7 +85,7 @@ def output_option(text: str) -> Callable[[Any], Any]:
 
 
 def rule_named(name: str) -> str:
-    """The id of the rule with this name, or with this name before.
+    """The id of the rule with this current or former name.
 
     Raises:
         click.BadParameter: there is none; the text has the nearest names.
@@ -98,5 +98,5 @@ def rule_named(name: str) -> str:
 
 
 def known_rule(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
-    """Callback of an option that names a rule: its id, once it is known to be one."""
+    """Callback of an option that names a rule: validates it and returns its id."""
     return None if name is None else rule_named(name)

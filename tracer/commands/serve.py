@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvtrail.tracer.serve.access import Tls
 
 PORT = click.IntRange(0, 65535)
-"""0 is any that is free; the log names it."""
+"""0 chooses a free port, which the log names."""
 _FILE = click.Path(path_type=Path, dir_okay=False)
 MAX_HOURS = 10**6
 MAX_GIB = 10**6

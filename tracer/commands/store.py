@@ -1,4 +1,4 @@
-"""`kvtrail store`: what an operator does with the store of a tracer."""
+"""`kvtrail store`: maintenance of a tracer's store."""
 
 from __future__ import annotations
 

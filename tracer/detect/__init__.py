@@ -1,4 +1,4 @@
-"""Asks the rules: events in any order are put in order, entered into the ledger, and judged.
+"""Puts events in order, enters them into the ledger, and asks the rules to judge them.
 
 In: events. Out: findings and verdicts. Pure: no I/O, no clock.
 """

@@ -1,7 +1,7 @@
-"""What has not happened in time: which requests wait, and the rules with a deadline that judge how long they have.
+"""Deadlines: tracks waiting requests, and asks the deadline rules how long they have waited.
 
-Time is the recorder's (`recorder_clocks`), and counts while the request could have got what it waits for (`recorder_clocks`).
-The rules are asked at every heartbeat, and when the next event of a request comes, since that may end the waiting.
+Time is the recorder's, and counts while the awaited event was possible (`recorder_clocks`).
+The rules are asked at every heartbeat, and when the next event of a request arrives, since that may end the wait.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from kvtrail.tracer.rules.rule_set import Tally
 MAY_WAIT = {
     Kind.REQUEST_START, Kind.LOOKUP, Kind.ALLOC, Kind.PREEMPT, Kind.RECEIVED, Kind.LOAD_ERROR, Kind.REQUEST,
 }  # fmt: skip
-"""After these, a request may wait for something that must come in time."""
+"""Kinds of events after which a request may wait for something with a deadline."""
 
 
 class Deadlines:
-    """Asks the rules with a deadline about the requests that wait.
+    """Asks the deadline rules about waiting requests.
 
     Attributes:
-        soonest_ns: the shortest time after which any of the rules finds something.
+        soonest_ns: the shortest deadline of all rules.
     """
 
     def __init__(
@@ -43,30 +43,30 @@ class Deadlines:
         self._judgements = judgements
 
     def entered(self, event: Event, request: TrackedRequest, recorder: TrackedRecorder) -> None:
-        """Note, after such an event has entered its account, that the request may wait for something from now on."""
+        """Note, after such an event has entered its account, that the request may be waiting from now on."""
         if event.role == SCHEDULER:
             time = recorder.engine.time
             self.begin(request, recorder, time.of(event) if time.number >= event.sequence else time.now_ns)
 
     def begin(self, request: TrackedRequest, recorder: TrackedRecorder, at_ns: int) -> None:
-        """A request may wait for something since a moment of its recorder's time."""
+        """Note that a request may be waiting since a moment of its recorder's time."""
         request.waits_ns = at_ns or 1
         recorder.waiting[request.account.engine, request.account.request] = None
 
     def before(self, event: Event, request: TrackedRequest, recorder: TrackedRecorder) -> None:
-        """Ask how long a request has waited when its next event comes. That its engine has ended says nothing of it: it may
-        have hung before, or lost what ended the waiting."""
+        """Ask how long a request has waited when its next event arrives. The end of its engine does not end the wait: the
+        engine may have hung before, or the event that ended the wait may be lost."""
         if event.recorder != request.account.recorder or event.kind is Kind.CUT_OFF:
             return
         time = recorder.engine.time
-        if time.number < event.sequence:  # it came before its turn
+        if time.number < event.sequence:  # it arrived early
             recorder.asked_later += [(event, wait) for wait in self._waits(request.account, recorder.engine)]
         elif time.of(event) - request.waits_ns >= self.soonest_ns:
             for wait in self._waits(request.account, recorder.engine):
                 self._judge(wait, event, recorder)
 
     def catch_up(self, recorder: TrackedRecorder) -> None:
-        """Ask how long requests had waited when the events came that have been entered meanwhile."""
+        """Ask how long requests had waited at the arrival of events that have been entered in the meantime."""
         time, asked = recorder.engine.time, recorder.asked_later
         recorder.asked_later = [(event, wait) for event, wait in asked if event.sequence > time.number]
         for event, wait in asked:
@@ -74,7 +74,7 @@ class Deadlines:
                 self._judge(wait, event, recorder)
 
     def ask(self, recorder: TrackedRecorder, *, is_last: bool = False) -> list[Key]:
-        """Ask how long requests have waited at the recorder's last event; `is_last` at the end of a history. Returns those
+        """Ask how long requests have waited at the recorder's last event; `is_last` at the end of a history. Returns requests
         that have waited too long."""
         late: list[Key] = []
         engine = recorder.engine
@@ -88,7 +88,7 @@ class Deadlines:
             if not is_last and engine.time.now_ns - request.waits_ns < self.soonest_ns:
                 break
             if engine.lost_number > request.account.evidence.number:
-                continue  # what it waits for may have been recorded, and lost
+                continue  # the awaited event may have been recorded and lost
             waits = self._waits(request.account, engine)
             late += [key for wait in waits if self._judge(wait, None, recorder, is_last=is_last)]
             if not waits:
@@ -97,7 +97,7 @@ class Deadlines:
         return late
 
     def _waits(self, account: Account, engine: Engine) -> list[Wait]:
-        """What a request waits for, as events say after which none is missing."""
+        """What a request waits for, from events after which none is missing."""
         if account.status == "abandoned":
             return []
         waits, known_from = [], account.evidence.known_from
@@ -113,8 +113,8 @@ class Deadlines:
         return waits
 
     def _judge(self, wait: Wait, until: Event | None, recorder: TrackedRecorder, *, is_last: bool = True) -> bool:
-        """Whether a request has waited too long, up to an event or up to now. Once the waiting ends, its finding has
-        the whole time. If a request waits several times in an epoch, the finding is about the first time."""
+        """Whether a request has waited too long, up to an event or up to now. After the wait ends, its finding has the total
+        time. If a request waits several times in an epoch, the finding is about the first wait."""
         engine, pending = recorder.engine, wait.pending
         time, since = engine.time, pending.since
         if since.sequence > time.number:  # its account is ahead of the recorder's time

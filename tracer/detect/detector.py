@@ -1,13 +1,13 @@
 """The detector: events in any order -> accounts and engine states -> findings, as they arrive.
 
 Events are numbered twice: among those of their request from one recorder, and among all of the recorder's. They enter their
-request's account in the order of the first number and the engine's state in the order of the second; an event that comes
-early waits for those before it. What does not come within the grace time is declared missing: the account is then incomplete,
-and the engine's state forgets what the missing events may have changed, until it is reported again. A rule that lacks such a
-fact answers `Unknown`, and says why. A number seen twice is entered once. So the verdicts do not depend on the order of
+request's account in the order of the first number and the engine's state in the order of the second; an early event waits for
+the ones before it. An event that does not arrive within the grace time is declared missing: the account is then incomplete,
+and the engine's state forgets the facts that it may have changed, until they are reported again. A rule that lacks such a
+fact answers `Unknown`, with the reason. A duplicate number is entered once. So the verdicts do not depend on the order of
 arrival, and a lost event never causes a drift.
 
-Between two recorders there is no order: their clocks are never compared.
+Events of two recorders have no order: their clocks are never compared.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from kvtrail.tracer.rules.rule import EngineRule, RequestRule, Rule
 from kvtrail.tracer.rules.rule_set import RuleSet, all_rules
 
 GRACE_NS = 10 * 10**9
-"""How long an event may wait for those before it, from its arrival, in nanoseconds."""
+"""Maximum time that an event waits for earlier ones, from its arrival, in nanoseconds."""
 MAX_REQUESTS = 1_000_000
-"""Accounts held by default."""
+"""Default maximum number of accounts in memory."""
 
 
 def _never() -> bool:
@@ -51,19 +51,18 @@ class Detector:
     """Judges a stream of events. Pure: no clock, no I/O, not thread-safe.
 
     It holds at most `max_requests` accounts. Beyond that, the longest finished is dropped first, then the longest untouched:
-    a request that comes back afterwards begins a new account, which is incomplete.
+    later events of a dropped request begin a new account, which is incomplete.
 
     Attributes:
         accounts: by engine and request.
-        finished: the accounts of ended requests, in the order of their ends, each with the moment of its last event's
-            arrival.
-        findings: by request and id, for the requests with an account that is held.
-        changed: requests with an account that changed without an event of theirs, because their engine shut down or their
-            gaps were given up, or their prompt was explained, maybe long after its event came. The caller reads and clears
+        finished: the accounts of ended requests, in the order of their ends, each with the arrival time of its last event.
+        findings: by request and id, for the requests with an account in memory.
+        changed: requests whose account changed without an event of theirs, because their engine shut down or their
+            gaps were given up, or their prompt was explained, maybe long after its event arrived. The caller reads and clears
             it.
-        lost: events that were declared missing, by engine.
-        is_unsettled: whether events wait that `settle` had not the time to enter.
-        handoffs: what engines hand over to each other.
+        lost: number of events declared missing, by engine.
+        is_unsettled: whether there are waiting events that `settle` had no time to enter.
+        handoffs: the hand-offs between engines.
     """
 
     def __init__(
@@ -82,15 +81,16 @@ class Detector:
     ) -> None:
         """
         Args:
-            listener: gets each event of a request once, in the request's order, after it was entered into the account.
-            on_fact: gets each fact that such an event establishes, before the listener gets the event.
-            on_causes: gets each admission once, when the parts of its prompt are final, and the event that made them so.
-            on_reset: gets each time that a connector was asked to forget what it holds.
-            on_handoff: gets each event of a hand-off, once it is entered; `ingest_remote` takes it.
-            on_handed_over: gets each end of a hand-off, on either side.
-            on_error: gets what a rule raised, or the accounting itself, with its name: the rule answers `unknown` then.
-            came_before: by recorder, the highest number that an earlier detector has heard. What does not come again of the
-                numbers up to it is not known here, but not missing.
+            listener: called once with each event of a request, in the request's order, after it was entered into the account.
+            on_fact: called with each fact that such an event establishes, before the listener.
+            on_causes: called once with each admission, when the parts of its prompt are final, and the event that made them
+                so.
+            on_reset: called at each reset of a connector's cache.
+            on_handoff: called with each entered event of a hand-off; `ingest_remote` accepts it.
+            on_handed_over: called with each end of a hand-off, on either side.
+            on_error: called with an exception of a rule, or of the accounting, and its name: the rule then answers `unknown`.
+            came_before: by recorder, the highest number that an earlier detector received. Numbers up to it that do not
+                arrive again are unknown here, but not missing.
         """
         self.accounts: OrderedDict[Key, Account] = OrderedDict()
         self.finished: OrderedDict[Key, int] = OrderedDict()
@@ -124,16 +124,16 @@ class Detector:
         self._deadlines = Deadlines(self._rules.deadlines, self._requests, self._judgements)
 
     def feed(self, events: Iterable[Event], *, at_ns: int = 0, is_enough: Callable[[], bool] = _never) -> list[Finding]:
-        """Enter events that arrived at `at_ns`, by any clock that `settle` uses, too. Returns the findings that are new
-        or were seen again, each once. An event may release others that waited for it: once `is_enough` returns true,
-        the rest of those is left to `settle`."""
+        """Enter events that arrived at `at_ns`, by the same clock as in `settle`. Returns the findings that are new or
+        recurred, each once. An event may release others that waited for it: after `is_enough` returns true, the rest of them
+        is left to `settle`."""
         requests, recorders = self._requests, self._recorders
         self._at_ns, self._is_enough = at_ns, is_enough
         for event in events:
             recorder = recorders.get(event.recorder) or self._new_recorder(event.recorder)
             order = recorder.order
             in_turn = not order.early and event.sequence == order.expected
-            if in_turn:  # nearly always: the next one of its recorder
+            if in_turn:  # the usual case: the next one of its recorder
                 self._enter_engine(event, recorder)
                 order.expected += 1
             if event.request is not None:
@@ -147,24 +147,23 @@ class Detector:
                     or event.launch != request.launch
                 ):
                     self._receive(event, recorder, at_ns)
-                else:  # nearly always: the next one of its request
+                else:  # the usual case: the next one of its request
                     self._enter(event, request, stream, recorder)
-            if not in_turn:  # after its request: the time that then goes on may be what the request was waiting for
+            if not in_turn:  # after its request: the following time may be part of the request's wait
                 self._receive_for_engine(event, recorder, at_ns)
         if len(self.accounts) > self._max_requests:
             self._drop_surplus(len(self.accounts) - self._max_requests)
         return self._judgements.take()
 
     def ingest_remote(self, those: Iterable[RemoteHandoff]) -> tuple[list[RemoteHandoff], list[Finding]]:
-        """Enter events of hand-offs that were given to `on_handoff`: by the sidecar that had the same engines before it was
-        started again, or by one that has the other side's. Returns those that were not heard before, and the findings as
-        `feed` does."""
+        """Enter events of hand-offs that were passed to `on_handoff`: in the same sidecar before a restart, or in a sidecar
+        with the other side's engines. Returns the new ones among them, and the findings as `feed` does."""
         return self._pairs.ingest_remote(those), self._judgements.take()
 
     def settle(self, *, before_ns: int | None = None, is_enough: Callable[[], bool] = _never) -> list[Finding]:
-        """Stop waiting for missing events: everywhere, or where a waiting event arrived before `before_ns`. `is_enough`
-        is called after each event or request. Once it returns true, the rest is left to the next call (`is_unsettled`),
-        and events that arrive until then queue behind it."""
+        """Stop waiting for missing events: everywhere, or where a waiting event arrived before `before_ns`. `is_enough` is
+        called after each event or request. After it returns true, the rest is left to the next call (`is_unsettled`), and
+        events that arrive until then queue behind it."""
         self._is_enough, self.is_unsettled = is_enough, False
         for recorder in self._recorders.values():
             order = recorder.order
@@ -189,8 +188,8 @@ class Detector:
         return self._judgements.take()
 
     def tick(self) -> list[Finding]:
-        """Ask once more how long the waiting requests have waited, by the last that their recorders said. Rules with a
-        deadline are asked at every heartbeat, so this is for the end of a history."""
+        """Ask again how long the waiting requests have waited, at their recorders' last event. Deadline rules are asked at
+        every heartbeat, so this is for the end of a history."""
         for recorder in self._recorders.values():
             if not recorder.order.early:
                 self.changed += self._deadlines.ask(recorder, is_last=True)
@@ -198,25 +197,25 @@ class Detector:
 
     @property
     def verdicts(self) -> Counter[tuple[str, Verdict]]:
-        """How often each rule gave each verdict."""
+        """The number of verdicts by rule and verdict."""
         return self._rules.verdicts
 
     @property
     def unknown(self) -> Counter[tuple[str, Unknown]]:
-        """How often each rule could not decide, by the reason."""
+        """The number of undecided judgements by rule and reason."""
         return self._rules.unknown
 
     @property
     def missing(self) -> int:
-        """Events that were declared missing, of all engines."""
+        """The number of events declared missing, of all engines."""
         return self.lost.total()
 
     def engine(self, recorder: str) -> Engine:
-        """What is known of the engine of a recorder, as this one shows it."""
+        """The state of a recorder's engine, from this recorder's events."""
         return (self._recorders.get(recorder) or TrackedRecorder(Engine())).engine
 
     def waiting(self) -> Iterator[tuple[Account, int]]:
-        """Accounts that may wait for something, each with the time of its recorder's last event."""
+        """Accounts that may be waiting, each with the time of its recorder's last event."""
         for recorder in self._recorders.values():
             for key in recorder.waiting:
                 if (account := self.accounts.get(key)) is not None:
@@ -229,7 +228,7 @@ class Detector:
         return Verdict.OK if self.why_unknown(account) is None else Verdict.UNKNOWN
 
     def why_unknown(self, account: Account) -> Unknown | None:
-        """Why it cannot be said of the request that all is well; None if it can. A finding is another matter."""
+        """Why the request cannot be `ok`, apart from findings; None if it can."""
         key = (account.engine, account.request)
         request = self._requests.get(key)
         if account.missing is not None:
@@ -243,14 +242,14 @@ class Detector:
         return None if request.checked else Unknown.UNCHECKED
 
     def has_seen(self, event: Event) -> bool:
-        """Whether an event with this number of its request, from this recorder, was there before."""
+        """Whether an event with this number of its request, from this recorder, arrived before."""
         stream = self._stream(event)
         return stream is not None and (
             event.request_sequence < stream.expected or event.request_sequence in stream.early
         )
 
     def gave_up(self, event: Event) -> bool:
-        """Whether the event's number was declared missing, or its place in the engine's order is past."""
+        """Whether the event's number was declared missing, or its position in the engine's order has passed."""
         stream, recorder = self._stream(event), self._recorders.get(event.recorder)
         late = recorder is not None and event.sequence < recorder.order.expected
         return late or (stream is not None and event.request_sequence < stream.expected)
@@ -262,13 +261,13 @@ class Detector:
         return [key for key in ended if key not in self._gaps and not self.accounts[key].is_waiting]
 
     def forget(self, key: Key) -> None:
-        """Drop all that is held of a request."""
+        """Drop all state of a request."""
         for held in (self.accounts, self.finished, self._requests, self._gaps, self.findings):
             held.pop(key, None)  # type: ignore[attr-defined]
 
     def forget_finished(self, *, before_ns: int, but: Collection[Key] = ()) -> int:
-        """Drop the requests that are `over`, except for some, and the recorders that ended before `before_ns`;
-        returns how many requests were dropped."""
+        """Drop the requests that are `over`, except for some, and the recorders that ended before `before_ns`; returns the
+        number of dropped requests."""
         leaving = [key for key in self.over(before_ns=before_ns) if key not in but]
         for key in leaving:
             self.forget(key)
@@ -282,13 +281,13 @@ class Detector:
         return len(leaving)
 
     def forget_recorders(self, names: Iterable[str]) -> None:
-        """Drop what is held of engines, by their recorders' ids. One that reports again is new, as if it had been joined
+        """Drop the state of engines, by their recorders' ids. An engine that reports again is new, as if it had been joined
         late."""
         for name in names:
             self._recorders.pop(name, None)
 
     def doubt(self, events: Iterable[Event]) -> None:
-        """Numbers of these events cannot be their recorders' alone: what is known of these is incomplete."""
+        """Note that the numbers of these events are not unique in their recorders: the state of these is incomplete."""
         doubted = {event.recorder: event for event in events}
         for name, event in doubted.items():
             if (recorder := self._recorders.get(name)) is not None:
@@ -320,12 +319,14 @@ class Detector:
         return None if request is None else request.streams.get(event.recorder)
 
     def _receive(self, event: Event, recorder: TrackedRecorder, at_ns: int) -> None:
-        """Enter an event of a request if it is its turn, and the early ones that waited for it; otherwise let it wait."""
+        """Enter an event of a request if it is next, and the early ones that waited for it; otherwise let it wait."""
         key = (event.engine, event.request or "")
         request = self._requests.get(key)
         if request is None:
             request = self._requests[key] = TrackedRequest(self._open_account(key), event.launch)
-            if event.sequence < recorder.order.expected - 1:  # of one that was forgotten: the others do not come again
+            if (
+                event.sequence < recorder.order.expected - 1
+            ):  # of a forgotten request: its other events do not arrive again
                 request.account.mark_gap(Unknown.LOST)
         elif request.is_past(event):
             return
@@ -348,7 +349,7 @@ class Detector:
                 del self._gaps[key]
 
     def _is_repeated(self, event: Event, stream: Stream, request: TrackedRequest) -> bool:
-        """Whether the number was there before. The same number on another span means that the numbers cannot be trusted."""
+        """Whether the number arrived before. The same number on another span means that the numbers cannot be trusted."""
         number = event.request_sequence
         if number in stream.early:
             known: str | None = stream.early[number][1].span_id
@@ -371,7 +372,7 @@ class Detector:
             self._enter(stream.early.pop(number)[1], request, stream, recorder)
 
     def _begin_again(self, key: Key, request: TrackedRequest, event: Event) -> None:
-        """The id is used for another request, by another launch of the engine: it gets another account."""
+        """Start a new account: the id is used for another request, by another launch of the engine."""
         request.past |= {request.launch, *request.streams} - {event.launch}
         request.launch, request.streams = event.launch, {}
         self._gaps.pop(key, None)
@@ -387,7 +388,7 @@ class Detector:
         return request.account
 
     def _enter(self, event: Event, request: TrackedRequest, stream: Stream, recorder: TrackedRecorder) -> None:
-        """Judge the event that is next, and enter it into its account."""
+        """Judge the next event, and enter it into its account."""
         account, kind = request.account, event.kind
         if account.ended_ns is not None and event.role == SCHEDULER:
             account = self._reopen(event, request)
@@ -426,7 +427,8 @@ class Detector:
         stream.expected = event.request_sequence + 1
 
     def _reopen(self, event: Event, request: TrackedRequest) -> Account:
-        """An event after the end: late, or the first of another request with the same id, or the end record came too soon."""
+        """Handle an event after the end: it is late, or the first of another request with the same id, or the end record was
+        early."""
         account = request.account
         key = (account.engine, account.request)
         if isinstance(event, RequestStart):
@@ -438,7 +440,7 @@ class Detector:
         return account
 
     def _come_back(self, account: Account) -> None:
-        """The end record of the account's recorder came too soon."""
+        """Handle an end record of the account's recorder that came too early."""
         account.status, account.outcome, account.ended_ns = "running", None, None
         self.finished.pop((account.engine, account.request), None)
 
@@ -464,7 +466,7 @@ class Detector:
         self._deadlines.catch_up(recorder)
 
     def _catch_up(self, recorder: TrackedRecorder) -> None:
-        """Enter the events that waited, in order, as far as it is their turn or what is missing before them was given up."""
+        """Enter waiting events, in order, as far as they are next or the missing ones before them were given up."""
         order, engine = recorder.order, recorder.engine
         for number in sorted(order.early):
             if number > max(order.expected, order.given_up):
@@ -477,7 +479,7 @@ class Detector:
             if order.expected > 0 and is_too_far(number, order.expected, elapsed_ns):
                 engine.mark_gap(Unknown.LOST, before=event)
                 recorder.causes.mark_gap(NotRecorded.LOST, before=event)
-                continue  # nobody can have got there yet: the next ones are those after the last, as before
+                continue  # the recorder cannot have reached this number yet: the next ones are still those after the last
             if number > order.expected:
                 heard = max(order.expected, self._came_before.get(event.recorder, -1) + 1)
                 if order.expected == 0 or number <= heard:
@@ -492,13 +494,13 @@ class Detector:
         order.given_up = -1
 
     def _enter_engine(self, event: Event, recorder: TrackedRecorder) -> None:
-        """Judge the event that is next, and enter it into its engine's state."""
+        """Judge the next event, and enter it into its engine's state."""
         engine, kind = recorder.engine, event.kind
         rules = self._engine_rules if engine.blind is None else self._blind_engine_rules
         if judges := rules.get(kind):
             self._judgements.ask(judges, event, engine)
         if event.request is None and (judges := self._incomplete_request_rules.get(kind)):
-            # Request rules that need the event alone judge it all the same.
+            # Request rules that need only the event still judge it.
             account = Account(event.engine, "", missing=Unknown.UNSEEN, evidence=Evidence(short=engine.short))
             self._judgements.ask(judges, event, account)
         is_of_pairs = kind in self._pairs.kinds
@@ -536,7 +538,7 @@ class Detector:
                 self.changed += self._deadlines.ask(recorder)
 
     def _explain(self, event: Event, causes: Causes) -> None:
-        """Enter the admissions with parts that are new, or final by this event."""
+        """Enter the admissions with new parts, or with parts that this event made final."""
         for breakdown in causes.breakdowns:
             key = (event.engine, breakdown.event.request or "")
             if not breakdown.is_whole:
@@ -551,7 +553,7 @@ class Detector:
         causes.breakdowns.clear()
 
     def _confirm(self, beat: Heartbeat, recorder: TrackedRecorder) -> None:
-        """A heartbeat names idle requests. Where all their events came, none of them has been lost so far."""
+        """Handle a heartbeat that names idle requests. If all their events arrived, none has been lost so far."""
         for name, events in zip(beat.idle_requests or (), beat.idle_events or (), strict=False):
             request = self._requests.get((beat.engine, name))
             stream = None if request is None else request.streams.get(beat.recorder)
@@ -564,8 +566,8 @@ class Detector:
             evidence.number = max(evidence.number, beat.recorder_recorded - 1)
 
     def abandon(self, ended: Mapping[str, int], outcome: str) -> None:
-        """Close the accounts that recorders left open; `ended` has when each of them ended, Unix nanoseconds, and `outcome`
-        is that of their requests."""
+        """Close the accounts that recorders left open; `ended` has the end of each recorder in Unix nanoseconds, and
+        `outcome` is the outcome of their requests."""
         left = [key for key, a in self.accounts.items() if a.recorder in ended and key not in self.finished]
         for key in left:
             self.accounts[key].abandon(ended[self.accounts[key].recorder], outcome)

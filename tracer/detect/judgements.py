@@ -1,4 +1,4 @@
-"""Asks the rules: judgements counted by rule, and the findings that drifts become."""
+"""Asks the rules, counts judgements by rule, and makes findings from drifts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvtrail.tracer.model.findings import OK, WORST_FIRST, Drift, Finding, Judge
 from kvtrail.tracer.rules.rule_set import Judge, Judges, Tally
 
 MAX_FINDINGS = 200
-"""Of one request: a rule may break in every epoch of it."""
+"""Maximum number of findings of one request: a rule may be broken in each of its epochs."""
 ELSEWHERE = "elsewhere/"
-"""What the name of a recorder begins with that reports to another sidecar, which makes the findings about its requests."""
+"""Prefix of the names of recorders that report to another sidecar, which makes the findings about their requests."""
 JudgesByField = Sequence[tuple[str, Sequence[tuple[Tally, Judge]]]]
-"""The judges of one kind of event, by the field without which they are not asked (`Rule.only_with`)."""
+"""The judges of one kind of event, by the field that the event must have (`Rule.only_with`)."""
 
 
 def by_field(judges: Judges) -> dict[Kind, JudgesByField]:
@@ -35,7 +35,7 @@ class Judgements:
     """The findings of a detector.
 
     Attributes:
-        on_error: gets what a rule raised, or the accounting itself, with its name.
+        on_error: called with an exception of a rule, or of the accounting, and its name.
         findings: by request and id.
     """
 
@@ -44,13 +44,13 @@ class Judgements:
     _touched: dict[str, Finding] = field(default_factory=dict)
 
     def take(self) -> list[Finding]:
-        """The findings that are new, or were seen again, since this was last asked."""
+        """The findings that are new, or recurred, since the last call."""
         touched, self._touched = self._touched, {}
         return list(touched.values())
 
     def ask(self, judges: JudgesByField, event: Event, known: Account | Engine) -> Judgement:
-        """Ask rules about an event, by what is known before it. Returns `Unknown.RULE` if one of them failed, otherwise `OK`
-        if one of them said so, otherwise None."""
+        """Ask rules about an event, with the state before it. Returns `Unknown.RULE` if one of them failed, otherwise `OK` if
+        one of them said so, otherwise None."""
         said: Judgement = None
         has_failed = False
         for needed, those in judges:
@@ -70,7 +70,7 @@ class Judgements:
         return Unknown.RULE if has_failed else said
 
     def known(self, fresh: Finding) -> Finding | None:
-        """The finding that a new one repeats. Where a request has very many, that is the last one of the rule."""
+        """The finding that a new one repeats. If a request has very many, it is the last one of the rule."""
         held = self.findings.get((fresh.engine, fresh.request), {})
         if len(held) >= MAX_FINDINGS and fresh.id not in held:
             return next((finding for finding in reversed(held.values()) if finding.rule == fresh.rule), None)
@@ -115,14 +115,14 @@ class Judgements:
                 self.record(tally, each)
 
     def update(self, tally: Tally, known: Finding, fresh: Finding) -> None:
-        """A finding that is reported otherwise now: its numbers have grown, or it has happened earlier, too."""
+        """Update a finding that is reported differently now: its numbers have grown, or it also happened earlier."""
         known.numbers, known.witness = fresh.numbers, fresh.witness
         known.first_ns, known.last_ns = fresh.first_ns, fresh.last_ns
         known.explanation = tally.rule.explain(known)
         self._touched[known.id] = known
 
     def failed(self, what: Tally | str, error: Exception) -> None:
-        """A rule has raised, or the accounting itself."""
+        """Handle an exception of a rule, or of the accounting."""
         if isinstance(what, Tally):
             what.unknown[Unknown.RULE] += 1
         if self.on_error is not None:

@@ -1,8 +1,8 @@
-"""Hand-offs as several sidecars hear them, or one before and after it was started again.
+"""Hand-offs observed by several sidecars, or by one sidecar before and after a restart.
 
-Each event of a hand-off that enters the ledger is given to a listener, who keeps it. What was kept is heard later: by the
-same sidecar when it starts again, and by others that have another side of the hand-off. There it enters the same ledger, and
-the same rules judge it. A finding is made where the engine of its request reports, and nowhere else: so it is made once.
+Each event of a hand-off that enters the ledger is passed to a listener, which stores it. Stored events are read later: by the
+same sidecar after a restart, and by others that have the other side of the hand-off. There they enter the same ledger, and
+the same rules judge them. Only the sidecar to which the request's engine reports makes a finding, so it is made once.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from kvtrail.tracer.ledger.handoffs import KINDS, HandOffs, Pair, Place
 from kvtrail.tracer.rules.rule_set import Judges
 
 MAX_HEARD = 200_000
-"""Events that were heard and are recognized when they come again."""
+"""Maximum number of remembered events, to recognize duplicates."""
 MAX_UNNAMED, MAX_EARLY = 10_000, 8
-"""Requests with reports of workers that wait for the name of their hand-off, and how many of each."""
+"""Maximum number of requests whose workers' reports wait for the name of their hand-off, and of reports for each."""
 Number = tuple[str, int]
 """A recorder, and its number of an event."""
 
 
 class RemoteHandoff(NamedTuple):
-    """An event of a hand-off, as a sidecar entered it.
+    """An event of a hand-off that a sidecar entered.
 
     Attributes:
-        event: it.
-        request: the request of its engine that gives or takes; of a heartbeat the one that it is about.
-        keys: what the hand-off is called; nothing as long as that is not known.
-        lost_number: the number of the last event of its recorder that was missing by then.
-        loads: how many requests had received the hand-off by then, as far as this sidecar knew.
+        event: the event.
+        request: its engine's request that gives or takes; for a heartbeat, the request of the deadline.
+        keys: the names of the hand-off; empty until they are known.
+        lost_number: the number of its recorder's last missing event at that time.
+        loads: the number of requests that had received the hand-off at that time, as known to this sidecar.
         is_own: whether the engine reports to this sidecar.
     """
 
@@ -52,8 +52,8 @@ class Pairs:
     """Judges and enters the events of hand-offs.
 
     Attributes:
-        kinds: of the events that it judges or enters.
-        handoffs: what is known of them.
+        kinds: the kinds of events that it judges or enters.
+        handoffs: the known hand-offs.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Pairs:
         listener: Callable[[RemoteHandoff], None] | None,
         came_before: Mapping[str, int],
     ) -> None:
-        """`judges` are those for an engine with requests that are not recorded, and for any other; `handoffs` is empty;
-        `listener` and `came_before` as the detector has them."""
+        """`judges` are the judges for an engine with unrecorded requests, and for any other; `handoffs` is empty; `listener`
+        and `came_before` are the detector's."""
         self.handoffs = handoffs
         self.kinds: frozenset[Kind] = KINDS.union(*judges)
         self._judges = tuple(map(by_field, judges))
@@ -73,15 +73,15 @@ class Pairs:
         self._came_before = came_before
         self._heard: BoundedDict[Number, None] = BoundedDict(MAX_HEARD)
         self._unnamed: BoundedDict[Place, list[RemoteHandoff]] = BoundedDict(MAX_UNNAMED)
-        """What was entered of hand-offs before it was known what they are called."""
+        """Events of hand-offs that were entered before the hand-off's name was known."""
         self._waiting: list[Pair] = []
-        """The hand-offs of a heartbeat that is being entered."""
+        """The hand-offs of the heartbeat that is being entered."""
         self._aside = HandOffs()
 
     def before(self, event: Event, engine: Engine) -> None:
-        """Judge an event that is to be entered into the state of its engine. One that was heard before is not judged again,
-        and once it is entered the hand-offs are as they were."""
-        # A heartbeat that comes again has let time pass before: those that some hand-off waited for were kept.
+        """Judge an event that is about to be entered into the state of its engine. An event that arrived before is not judged
+        again, and does not change the hand-offs."""
+        # A repeated heartbeat has advanced the time before: heartbeats that some hand-off waited for were stored.
         has_passed = isinstance(event, Heartbeat) and event.sequence <= self._came_before.get(event.recorder, -1)
         if has_passed or _number(event) in self._heard:
             engine.handoffs = self._aside
@@ -90,7 +90,7 @@ class Pairs:
         self._waiting = self.handoffs.about(event) if isinstance(event, Heartbeat) else []
 
     def after(self, event: Event, engine: Engine) -> None:
-        """The event is entered."""
+        """Note that the event is entered."""
         if engine.handoffs is self._aside:
             engine.handoffs, self._aside = self.handoffs, HandOffs()
         elif self._listener is not None and event.kind in KINDS:
@@ -98,12 +98,11 @@ class Pairs:
                 self._keep(event, pair, engine.lost_number)
 
     def ingest_remote(self, those: Iterable[RemoteHandoff]) -> list[RemoteHandoff]:
-        """Judge and enter events that were kept, in the order in which a sidecar entered them; returns those that were not
-        heard before."""
+        """Judge and enter stored events, in the order in which a sidecar entered them; returns the new ones among them."""
         fresh = []
-        on_end, self.handoffs.on_end = self.handoffs.on_end, None  # whoever kept them has counted them
+        on_end, self.handoffs.on_end = self.handoffs.on_end, None  # the sidecar that stored them has counted them
         for heard in those:
-            # A recorder elsewhere is one for each hand-off: of its others, what it said may still be on its way.
+            # A recorder of another sidecar is separate for each hand-off: its events about other hand-offs may arrive later.
             name = heard.event.recorder if heard.is_own else f"{ELSEWHERE}{heard.event.recorder}/{heard.request}"
             event = structs.replace(heard.event, recorder=name)
             if _number(event) in self._heard:
@@ -116,11 +115,11 @@ class Pairs:
             self.handoffs.apart = event if not heard.is_own and not heard.loads else None
             self._judge(event, engine)
             try:
-                if isinstance(event, RequestEnd):  # whoever kept it knew all of the request
+                if isinstance(event, RequestEnd):  # the sidecar that stored it knew the whole request
                     self.handoffs.enter_end(event, is_known=True)
                 else:
                     engine.apply(event)
-                self.handoffs.mark_gap(event.recorder)  # allocations are not kept
+                self.handoffs.mark_gap(event.recorder)  # allocations are not stored
             except Exception as error:
                 self._judgements.failed("engine", error)
             self.handoffs.apart = None

@@ -12,26 +12,26 @@ from kvtrail.tracer.ledger.handoffs import Pair
 
 
 class KeptFor(StrEnum):
-    """What the blocks of a hand-off are kept for."""
+    """Why the blocks of a hand-off are kept."""
 
     UNCLAIMED = "unclaimed"
     """No request that takes it is known."""
     WAITING = "waiting"
-    """A request is to load it."""
+    """A request is expected to load it."""
     LOADED = "loaded"
-    """It is loaded, and the blocks will be given back."""
+    """It is loaded, and the blocks will be freed."""
     ABANDONED = "abandoned"
-    """The requests that were to load it have ended, or failed to."""
+    """The requests that were to load it have ended, or failed to load it."""
 
 
 class RetainedHandoff(NamedTuple):
     """A hand-off for which an engine keeps blocks.
 
     Attributes:
-        engine, request: that gives.
-        taker: the engine that takes, or `NOBODY`.
-        blocks: those that its recorder names (level `detailed`), or as many as its tokens fill; 0 if neither is known.
-        age_ns: since the request ended, by its engine's own clock, which stops with its events.
+        engine, request: the giving engine and request.
+        taker: the taking engine, or `NOBODY`.
+        blocks: number of blocks that its recorder names (level `detailed`), or that its tokens fill; 0 if unknown.
+        age_ns: time since the request ended, by its engine's own clock, which stops with its events.
     """
 
     engine: str
@@ -44,7 +44,7 @@ class RetainedHandoff(NamedTuple):
 
 
 def retained_handoffs(detector: Detector) -> Iterator[RetainedHandoff]:
-    """All of them."""
+    """All retained hand-offs."""
     for account, now_ns in detector.waiting():
         evidence = account.evidence
         end = evidence.end

@@ -1,4 +1,4 @@
-"""What the detector tracks: requests and recorders, each with the events that wait for their turn."""
+"""The detector's records of requests and recorders, each with its waiting events."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class TrackedRequest:
     """A request.
 
     Attributes:
-        account: of the current request with this id; an id may be reused.
+        account: the account of the current request with this id; an id may be reused.
         launch: the launch of the engine that the request belongs to.
         streams: its events, by recorder.
-        past: recorders and launches of earlier requests with this id; their events come too late.
+        past: recorders and launches of earlier requests with this id; their events are too late.
         checked: whether any fact was checked.
         broken: whether a rule failed.
-        waits_ns: the time since which it may wait for something, on its recorder's clock; 0 if it does not wait.
+        waits_ns: the time since which it may be waiting, by its recorder's clock; 0 if it does not wait.
     """
 
     account: Account
@@ -43,14 +43,14 @@ class TrackedRequest:
         return event.recorder in self.past or event.launch in self.past
 
     def is_over_by(self, event: Event) -> bool:
-        """Whether the event is of another request with the same id, in another launch of the engine."""
+        """Whether the event belongs to another request with the same id, in another launch of the engine."""
         known = self.account.recorder
         return event.launch != self.launch or (isinstance(event, RequestStart) and known not in ("", event.recorder))
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What a request waits for, and the rule with a deadline that says so."""
+    """What a request waits for, and the deadline rule that says so."""
 
     tally: Tally
     rule: DeadlineRule
@@ -62,12 +62,12 @@ class TrackedRecorder:
     """A recorder.
 
     Attributes:
-        engine: the engine, as it shows it.
-        causes: why tokens of its requests were hits or none.
+        engine: the state of the engine from its events.
+        causes: why tokens of its requests were hits or misses.
         order: its events.
-        waiting: requests that may wait for something, the longest first.
-        closed_at_ns: when its last heartbeat arrived, of those that have ended.
-        asked_later: what requests waited for when an event of theirs came before its turn.
+        waiting: requests that may be waiting, the longest first.
+        closed_at_ns: arrival of its last heartbeat, if it has ended.
+        asked_later: what requests waited for when one of their events arrived early.
     """
 
     engine: Engine

@@ -1,4 +1,4 @@
-"""Recorded histories, read again: loaded whole, stepped through, made smaller. Needs neither vLLM nor a connector.
+"""Reads recorded histories: loads them, steps through them, minimizes them. Needs neither vLLM nor a connector.
 
-What drives a history again, on vLLM's scheduler, is `kvtrail.connector.simulate.redrive`.
+`kvtrail.connector.simulate.redrive` reruns a history on vLLM's scheduler.
 """

@@ -29,11 +29,11 @@ from kvtrail.tracer.model.words import count, some
 from kvtrail.tracer.rules.rule import Rule
 
 NAMED = 3
-"""Engines or requests that a reason names."""
+"""Maximum number of engines or requests that a reason names."""
 SETTLE_EVERY = 10_000
-"""Events of a log after which the missing ones are given up."""
+"""Number of log events after which missing ones are given up."""
 MOST_IN_A_LOG = 20_000
-"""Requests of a log that are held at a time."""
+"""Maximum number of requests of a log in memory."""
 
 T = TypeVar("T", Unknown, tuple[str, Unknown])
 
@@ -44,21 +44,21 @@ class Audit(Tally):
 
     Attributes:
         findings: worst severity first, then by time.
-        checks: how often each rule gave each verdict.
-        foreign: spans that no kvtrail recorder wrote.
-        unknown_spans, unknown_attributes: what a newer kvtrail wrote and this one does not know, and how many of each name.
-        engine_names: the engines' names for people, by id.
-        missing: events that the numbers say are missing.
-        unreadable: (file, line, reason) of what could not be read.
-        deaths: of engines, in the order in which they happened.
-        handoffs: what engines have handed over, by the one that gives and the one that takes.
-        did: what each finding did, by its id.
+        checks: number of verdicts by rule and verdict.
+        foreign: number of spans that no kvtrail recorder wrote.
+        unknown_spans, unknown_attributes: names that only a newer kvtrail knows, with their counts.
+        engine_names: the engines' display names, by id.
+        missing: number of missing events, from gaps in the numbers.
+        unreadable: (file, line, reason) of unreadable lines and spans.
+        deaths: deaths of engines, in order.
+        handoffs: hand-offs by the engine that gives and the engine that takes.
+        did: the impact of each finding, by its id.
         request_outcomes: the outcomes of the requests with findings, by engine and request, in words.
-        logs: of each log among the files, how many of its lines were read, in a sentence.
+        logs: a sentence for each log file with its number of read lines.
         silent, joined_late: engines without an end record, or without their first events.
-        unjudged: rules that could never decide, by the reason; of a rule with several, the most frequent.
-        asked: the rules that were asked for.
-        saved: if it was asked for, what each connector of each engine saved; without what is there of single requests only.
+        unjudged: rules that could never decide, by their most frequent reason.
+        asked: the selected rules.
+        saved: if requested, the savings of each connector of each engine, without recordings of single requests.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Audit(Tally):
     saved: Sequence[Saved] = ()
 
     def engine_name(self, engine: str) -> str:
-        """The engine's name for people."""
+        """The engine's display name."""
         return self.engine_names.get(engine, engine)
 
     @property
@@ -90,7 +90,7 @@ class Audit(Tally):
 
     @property
     def inconclusive(self) -> list[str]:
-        """Why no drift proves nothing, and what to do about it, in sentences; empty if it proves something."""
+        """Why the absence of drift is inconclusive, and what to do, in sentences; empty if it is conclusive."""
         if not self.events:
             return [
                 f"It holds no kvtrail spans ({some(self.foreign, 'foreign span')}): serve the connector as Traced<X>, and"
@@ -206,11 +206,10 @@ def audit(
     why: str | None = None,
     savings: bool = False,
 ) -> Audit:
-    """Judge the spans of all files together, as one history; the order of files and lines does not matter. A file may be
-    a server's log.
+    """Judge the spans of all files together, as one history; the order of files and lines does not matter. A file may be a
+    server's log.
 
-    With `rules`, only these judge. `why` is a request to give the causes of; with `savings`, what was saved is summed up
-    too.
+    With `rules`, only these rules judge. `why` selects a request for its causes; `savings` also sums up savings.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names it and the reason.
@@ -218,7 +217,7 @@ def audit(
 
     def judged(patience_ns: int | None) -> Audit:
         traces, logs = readers(paths)
-        # The numbers of a log include events that no line records.
+        # The event numbers of a log include events without a line.
         auditor = _Auditor(rules, why, savings, None if logs else patience_ns)
         for reader, batch in by_time(traces):
             auditor.enter(batch, reader.path, batch.resources)
@@ -238,8 +237,8 @@ def audit_stored(
     rules: Sequence[Rule] | None = None,
     savings: bool = False,
 ) -> Audit:
-    """Judge stored spans as one history, which `read` gives from its beginning, about in the order of time. `place` names
-    where they are stored."""
+    """Judge stored spans as one history. `read` returns them from the beginning, approximately in order of time. `place`
+    names the store."""
 
     def judged(patience_ns: int | None) -> Audit:
         auditor = _Auditor(rules, None, savings, patience_ns)
@@ -251,10 +250,10 @@ def audit_stored(
 
 
 def _patiently(judged: Callable[[int | None], Audit]) -> Audit:
-    """An audit that waits a while for missing events; if that was too short, another one that holds all events in memory.
+    """An audit that waits some time for missing events; if that was too short, a second one that holds all events in memory.
 
-    Python's collector of reference cycles is paused: a history has none, and the collector would search it again and
-    again."""
+    Python's garbage collector is paused: a history has no reference cycles, and the collector would search it
+    repeatedly."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -279,10 +278,10 @@ def _named_cause(cause: Finding | None) -> dict[str, str] | None:
 
 
 class _Auditor:
-    """Judges what is read, and counts it.
+    """Judges and counts events while they are read.
 
     Attributes:
-        result: what is known so far.
+        result: the result so far.
     """
 
     def __init__(self, rules: Sequence[Rule] | None, why: str | None, savings: bool, patience_ns: int | None) -> None:
@@ -295,18 +294,18 @@ class _Auditor:
         """By recorder."""
 
     def enter(self, batch: Decoded, path: Path, resources: Iterable[Mapping[str, Any]]) -> None:
-        """Judge what was decoded, from these recorders."""
+        """Judge decoded spans of these recorders."""
         self._resources |= {resource.get(semconv.RECORDER_ID.key): resource for resource in resources}
         self._detector.feed(batch.events)
         self._count(batch, path)
 
     def enter_log(self, log: LogReader) -> None:
-        """Judge what a log shows."""
+        """Judge the events of a log."""
         spans = log.spans()
         while held := list(islice(spans, SETTLE_EVERY)):
             batch = _decoded(held)
             self._detector.feed(batch.events)
-            # Every request of a log waits for its number 0, which would hold all of the log in memory.
+            # Every request of a log would wait for its number 0, which would keep the whole log in memory.
             self._detector.settle()
             self._detector.forget_idle(log.engine, MOST_IN_A_LOG)
             self._count(batch, log.path)
@@ -373,7 +372,7 @@ def _unjudged(
 
 
 def _ranked(counts: Counter[T]) -> list[tuple[T, int]]:
-    """The most frequent first; the same in whichever order they were counted."""
+    """The most frequent first, independent of the order of counting."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 

@@ -26,12 +26,11 @@ class History:
     """The content of trace files, independent of the order of files and lines.
 
     Attributes:
-        moments: each event once, with its span, in order: one recorder's by sequence number, those of several recorders by
-            time.
+        moments: each event once, with its span, in order: one recorder's by sequence number, several recorders' by time.
         foreign: spans that no kvtrail recorder wrote, by time.
-        repeated: spans that occurred again, and are counted once.
-        unknown: spans in kvtrail's scope with names that this version does not know, and how many of each name.
-        unreadable: (file, line, reason) of what could not be read; line 0 if a span or a whole file is at fault.
+        repeated: number of duplicate spans.
+        unknown: names of spans in kvtrail's scope that this version does not know, with their counts.
+        unreadable: (file, line, reason) of unreadable data; line 0 for a span or a whole file.
     """
 
     moments: tuple[Moment, ...] = ()
@@ -42,11 +41,11 @@ class History:
 
     @property
     def events(self) -> list[Event]:
-        """The events alone."""
+        """The events without their spans."""
         return [event for event, _ in self.moments]
 
     def engine_names(self) -> dict[str, str]:
-        """The engines' names for people, by id."""
+        """The engines' display names, by id."""
         by_recorder = {event.recorder: span.resource for event, span in self.moments}
         return engines.names(engines.descriptions(by_recorder.values()))
 
@@ -69,7 +68,7 @@ def load(paths: Iterable[Path]) -> History:
 
 
 def of_spans(spans: Iterable[tuple[str, Span]]) -> History:
-    """The history that spans carry, each given with the name of its file."""
+    """The history from spans, each given with the name of its file."""
     moments: dict[tuple[str, str], Moment] = {}
     foreign: dict[tuple[str, str], Span] = {}
     unknown: Counter[str] = Counter()
@@ -113,7 +112,7 @@ def in_order(moments: Iterable[Moment]) -> Iterator[Moment]:
 
 
 def _with_time(moments: list[Moment]) -> Iterator[tuple[int, Moment]]:
-    """Each moment with a time that never decreases."""
+    """Each moment with a monotonic time."""
     now = 0
     for moment in moments:
         now = max(now, moment[0].end_ns)

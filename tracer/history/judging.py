@@ -16,12 +16,12 @@ class Judged:
     """The judgements of the rules about a history.
 
     Attributes:
-        found: findings as they were when they were made, by the index of the event that made them; one that was made only
-            after waiting for a missing event belongs to the last event that it names.
-        again: findings that were confirmed, as they were when they were made, by the index of the event that confirmed them.
-        late: findings that no event made: what the request waited for has not come by the end of the history.
+        found: findings in their first state, by the index of the event that made them. A finding that was made only after
+            waiting for a missing event belongs to the last event that it names.
+        again: findings that recurred, in their first state, by the index of the event that confirmed them.
+        late: findings without an event: something was still missing at the end of the history.
         verdicts: each request's verdict at the end, by engine and request.
-        missing: events that the numbers say are missing.
+        missing: number of missing events, from gaps in the numbers.
     """
 
     found: Mapping[int, tuple[Finding, ...]]
@@ -42,14 +42,14 @@ def judge(events: Sequence[Event]) -> Judged:
         if (first := known.get(finding.id)) is not None:
             again.setdefault(index, []).append(first)
         else:
-            made = known[finding.id] = replace(finding)  # the detector goes on counting in its copy
+            made = known[finding.id] = replace(finding)  # the detector continues to count in its copy
             found.setdefault(index, []).append(made)
 
     for index, event in enumerate(events):
         for finding in detector.feed([event]):
             note(finding, index)
     if settled := detector.settle():
-        # They waited for missing events. They belong to where they happened, not to where the waiting ended.
+        # They waited for missing events. Their index is where they happened, not where the wait ended.
         places = {event.span_id: index for index, event in enumerate(events)}
         for finding in settled:
             note(finding, places[finding.witness[-1].span_id])

@@ -1,8 +1,8 @@
 """Reduces a history with a finding to the smallest one that still shows it, for a report that others can read.
 
-The detector is the oracle. A smaller history counts only if it shows the finding with the same numbers and by the same
-spans, shows nothing that the recording does not show, and has the prerequisites of all its events (`replay.prerequisites`).
-So what is wrong in it was wrong in the recording, and is never a hole that the cutting made.
+The detector is the oracle. A smaller history is accepted only if it shows the finding with the same numbers and by the same
+spans, shows no finding that the recording lacks, and has the prerequisites of all its events (`replay.prerequisites`). So
+every error in it was in the recording, and none is an artifact of the reduction.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kvtrail.tracer.ledger.recorder_clocks import SILENCE_NS
 from kvtrail.tracer.model.findings import Finding, by_weight
 
 Progress = Callable[[int, int], None]
-"""Called with the number of events of the history that is judged next, and how many have been judged, this one included."""
+"""Called with the number of events in the next history, and the number of judged histories including this one."""
 
 
 class NoFinding(ValueError):
-    """The history has no finding, or none like the one that was asked for; the text says which.
+    """The history has no finding, or none that matches the request; the text says which.
 
     Attributes:
         found: the findings of the history, worst and earliest first.
@@ -40,12 +40,12 @@ class Minimized:
     """A history reduced to one finding.
 
     Attributes:
-        history: renumbered and complete in itself. Spans that no kvtrail recorder wrote are left out.
-        finding: the finding as this history shows it: the recording's, except for how often it was repeated.
+        history: the renumbered, self-contained history. Spans that no kvtrail recorder wrote are omitted.
+        finding: the finding in this history: as in the recording, except for its count.
         lost: findings of the recording that this history does not show, worst and earliest first.
-        events_before, events: events of the recording, and of this history.
-        requests_before, requests: the same of requests.
-        tries: how many histories were judged.
+        events_before, events: number of events in the recording, and in this history.
+        requests_before, requests: the same for requests.
+        tries: number of judged histories.
     """
 
     history: History
@@ -68,11 +68,11 @@ def minimize(
 ) -> Minimized:
     """Reduce a history to the fewest requests, and these to the fewest events, that still show a finding.
 
-    No single request or event of the result can be left out, not even with all its dependents. Minimizing the result again
-    changes nothing.
+    No single request or event of the result can be removed, even with all its dependents. Minimizing the result again changes
+    nothing.
 
     Args:
-        finding: the id of the finding, or its beginning; by default the worst one, and of those the earliest.
+        finding: the id of the finding, or a prefix; by default the earliest one of the worst severity.
         rule: the finding's rule.
         request: the finding's request; its id in the engine, or the caller's.
         on_progress: called before each history is judged.
@@ -89,7 +89,7 @@ def minimize(
         tries = search.tries
         if len(kept) == len(moments):
             break
-        # Once more, from the result: it must be minimal for somebody who has only that, too.
+        # Minimize the result again, so that it is also minimal as a recording of its own.
         moments = tuple(search.moments(kept))
         shown = findings_of([event for event, _ in moments])
     return Minimized(
@@ -130,7 +130,7 @@ class _Search:
     """Finds the smallest choice of a history's events that still shows a finding.
 
     Attributes:
-        tries: how many histories have been judged.
+        tries: number of judged histories.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class _Search:
         tries: int,
         on_progress: Progress | None,
     ) -> None:
-        """`known` is what the history shows, by id; `finding` the id of the one to keep."""
+        """`known` are the history's findings, by id; `finding` is the id of the one to keep."""
         self.tries = tries
         self._moments = moments
         self._on_progress = on_progress
@@ -160,7 +160,8 @@ class _Search:
             yield event, in_span(event, self._moments[index][1])
 
     def smallest(self) -> Sequence[int]:
-        """The fewest events: from the smallest scope that shows the finding, leave out whole requests, then single events."""
+        """The fewest events: start from the smallest scope that shows the finding, remove whole requests, then single
+        events."""
         dependents = inverted(self._prerequisites)
         kept: Sequence[int] = next(
             scope for scope in self._scopes() if len(scope) == len(self._events) or self._holds(scope)
@@ -177,7 +178,7 @@ class _Search:
         return kept
 
     def _with_few_signs(self, kept: Sequence[int]) -> Sequence[int]:
-        """The events without redundant heartbeats: the time between two events is no silence without them."""
+        """The events without heartbeats that are not needed to bridge the time between two events."""
         events, left = self._events, []
         before_ns: dict[str, int] = {}
         after_ns: dict[int, int] = {}
@@ -205,7 +206,7 @@ class _Search:
         ]
 
     def _holds(self, kept: Sequence[int]) -> bool:
-        """Whether these events, as a history of their own, show the finding by the same spans, and nothing new."""
+        """Whether these events alone show the finding by the same spans, and no new finding."""
         self.tries += 1
         if self._on_progress is not None:
             self._on_progress(len(kept), self.tries)
@@ -216,7 +217,7 @@ class _Search:
         return all(f.id in self._known and f.count <= self._known[f.id].count for f in shown.values())
 
     def _scopes(self) -> Iterator[list[int]]:
-        """Parts of the history that may already show the finding, small ones first; the last is all of it."""
+        """Parts of the history that may show the finding, small ones first; the last is the whole history."""
         events, last = self._events, max(self._witness)
         everything = range(len(events))
         own = {_request_of(events[index]) for index in self._witness}

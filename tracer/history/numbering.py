@@ -1,7 +1,7 @@
 """New sequence numbers for a part of a history.
 
-Events that were left out must not look lost, and events that the recording lost must still look lost: the numbers of the rest
-close up, but a number that is missing in the recording stays missing in its place.
+Removed events must not look lost, and events that the recording lost must still look lost: the numbers of the rest become
+contiguous, except that a number that is missing in the recording stays missing at its position.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.spans import Span
 
 _Ranks = Mapping[Hashable, Mapping[int, int]]
-"""How many numbers of a stream there are before each of its numbers."""
+"""For each number of a stream, how many smaller numbers exist."""
 
 
 class Numbering:
-    """The numbers of a recording; renumbers any choice of its events."""
+    """The numbers of a recording; renumbers any subset of its events."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self._events = events
         self._ranks = _ranks(events)
 
     def events(self, kept: Sequence[int]) -> list[Event]:
-        """The chosen events with their new numbers; copies, where the numbers change."""
+        """The chosen events with their new numbers; copies, if the numbers change."""
         chosen = [self._events[index] for index in kept]
         ranks = _ranks(chosen)
         return [self._numbered(event, ranks) for event in chosen]
@@ -59,8 +59,8 @@ def _streams(event: Event) -> Iterable[tuple[Hashable, int]]:
 
 
 def closed_up(events: Sequence[Event]) -> list[Event]:
-    """Events that were chosen from a recording that is not available, numbered one after the other in their recorders'
-    streams: what a request lost is still missing among its own numbers."""
+    """Events chosen from an unavailable recording, numbered consecutively in their recorders' streams. Events that a request
+    lost are still missing in the request's own numbers."""
     next_number = Counter[str]()
     closed = list(map(copy, events))
     for event in sorted(closed, key=lambda event: event.sequence):

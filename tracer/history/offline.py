@@ -1,9 +1,9 @@
-"""The offline detector: judges a recorded history while it is read, in memory bounded by the requests open at one time.
+"""The offline detector: judges a recorded history while it is read, in memory bounded by the number of open requests.
 
-A request that has ended and expects nothing more is forgotten once its recorders have gone on for a while; its verdict and
-findings stay. Waiting for a missing event ends in the same way. Both assume that the history comes in order of time. Where it
-does not, an event arrives for something that was given up, and the detector raises `TooLate`: the history must then be judged
-again without a `patience_ns`, which gives the verdicts of a detector that holds everything in memory.
+A request that has ended and expects no more events is forgotten after its recorders have continued for some time; its
+verdict and findings are kept. Waiting for a missing event ends in the same way. Both assume that the history is in order of
+time. If it is not, an event may arrive after it was given up, and the detector raises `TooLate`: judge the history again
+without `patience_ns`, which keeps everything in memory.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.rules.rule import Rule
 
 TIDY_EVERY = 10_000
-"""Events after which finished requests are forgotten."""
+"""Number of events after which finished requests are forgotten."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What was counted in a history.
+    """Counts of a history.
 
     Attributes:
-        verdicts: how many of the forgotten requests have each verdict; after `close`, how many of all requests.
-        reasons: how many of these are unknown for each reason.
-        events: how many were entered; `repeated` ones came more than once, and count once.
-        outcomes: what happened to the requests with findings: each account's status, outcome and error.
+        verdicts: number of forgotten requests by verdict; after `close`, of all requests.
+        reasons: number of unknown ones among them, by reason.
+        events: number of entered events; duplicates count as `repeated`.
+        outcomes: status, outcome and error of the accounts with findings.
         unfinished: after `close`, requests that had not ended, by engine.
-        lookups, hits: lookups that were entered, and those that the connector answered with tokens.
-        explained: of the requests that were asked about, by engine and id, why their tokens were reused or computed.
+        lookups, hits: number of entered lookups, and of those that the connector answered with tokens.
+        explained: why the tokens of the selected requests were reused or computed, by engine and id.
         probes_off: connectors with a probe that failed and was switched off.
     """
 
@@ -57,7 +57,7 @@ class Tally:
 
 
 class TooLate(Exception):
-    """An event came for a request that had been forgotten, or in place of one that had been declared missing."""
+    """An event arrived for a forgotten request, or after it had been declared missing."""
 
 
 class _Detector(Detector):
@@ -80,9 +80,9 @@ class OfflineDetector:
     """Judges the events of a history, in any order and each once.
 
     Attributes:
-        detector: what judges.
-        tally: what it counts.
-        findings: by id.
+        detector: the detector.
+        tally: the counts.
+        findings: the findings, by id.
     """
 
     def __init__(
@@ -94,9 +94,8 @@ class OfflineDetector:
         savings: RecordedSavings | None = None,
         tally: Tally | None = None,
     ) -> None:
-        """`why` is a request that is asked about, by the engine's id or the caller's. `patience_ns` is how long to wait
-        before anything is given up, by the times of the events that come; None waits for ever. `savings` sums up what was
-        saved."""
+        """`why` selects a request by the engine's or the caller's id. `patience_ns` is how long to wait before missing events
+        are given up, by event time; None waits forever. `savings` sums up savings."""
         self.tally = tally or Tally()
         self.findings: dict[str, Finding] = {}
         self._why = why
@@ -112,7 +111,7 @@ class OfflineDetector:
 
     @property
     def handoffs(self) -> list[tuple[tuple[str, str], Flow]]:
-        """What engines have handed over, by the one that gives and the one that takes (`NOBODY` where no request does)."""
+        """Hand-offs by the engine that gives and the engine that takes (`NOBODY` if no request takes it)."""
         return [(pair, flow) for pair, flow in self.detector.handoffs.flows.known() if flow.handoffs]
 
     @property
@@ -137,7 +136,7 @@ class OfflineDetector:
         """Enter some events.
 
         Raises:
-            TooLate: they should have come before.
+            TooLate: they should have arrived earlier.
         """
         fresh = [event for event in events if self._is_new(event)]
         self.tally.events += len(fresh)
@@ -148,7 +147,7 @@ class OfflineDetector:
             self._untidy = 0
 
     def settle(self) -> None:
-        """Give up on all missing events, for a history with numbers of events that were never recorded."""
+        """Give up all missing events, for a history with numbers of events that were never recorded."""
         self._take(self.detector.settle())
 
     def close(self) -> None:
@@ -160,8 +159,8 @@ class OfflineDetector:
             self._count(account)
 
     def forget_idle(self, engine: str, most: int) -> None:
-        """For an engine whose requests have no recorded end, as in a log: if more than `most` are held, forget the half with
-        the oldest events. If the engine dies later, they do not count as lost. An id that comes again is another request."""
+        """For an engine whose requests have no recorded end, as in a log: if more than `most` are in memory, forget the half
+        with the oldest events. If the engine dies later, they do not count as lost. A reused id is another request."""
         held = [account for account in self.detector.accounts.values() if account.engine == engine]
         if len(held) > most:
             for account in sorted(held, key=lambda each: each.last_ns)[: len(held) // 2]:
@@ -169,7 +168,7 @@ class OfflineDetector:
                 self.detector.forget((account.engine, account.request))
 
     def _count(self, account: Account) -> None:
-        """Note the last that is known of a request."""
+        """Record the last known state of a request."""
         verdict = self.detector.verdict(account)
         self.tally.verdicts[verdict] += 1
         if verdict is Verdict.UNKNOWN and (why := self.detector.why_unknown(account)) is not None:
@@ -190,8 +189,8 @@ class OfflineDetector:
             self.tally.probes_off.update(event.recorder_probes_off or ())
 
     def _is_new(self, event: Event) -> bool:
-        """Whether to enter the event. A repeated number is entered too while its request is held: if the spans differ, the
-        request's numbers cannot be trusted."""
+        """Whether to enter the event. A duplicate number is also entered while its request is in memory: if the spans differ,
+        the request's numbers cannot be trusted."""
         numbers = self._numbers.get(event.recorder)
         if numbers is None:
             numbers = self._numbers[event.recorder] = SeenNumbers()

@@ -1,6 +1,6 @@
 """Steps through a history: each event, its request's account before and after it, and the findings that it made.
 
-A request's account is rebuilt from the request's own events as the steps are walked through.
+A request's account is rebuilt from its own events, step by step.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ NUMBERS = (
     "loaded", "stored", "loaded_by_rank", "stored_by_rank", "stored_ranges", "longest_match", "lookups", "loads",
     "waited_ns", "recomputed", "refused", "looked_at", "wrong_blocks", "outcome", "error", "missing",
 )  # fmt: skip
-"""The fields of an account that a step can change and that are shown; the others name the request and its times."""
+"""The shown fields of an account that a step can change; the others identify the request and its times."""
 BLANK = Account("", "").as_dict()
-"""The fields of an account of which nothing is known."""
+"""The fields of an account without any known value."""
 MAX_NAMED = 5
-"""Requests that an error message lists; the rest are counted."""
+"""Maximum number of requests that an error message lists; the rest are counted."""
 
 
 def at_ns(event: Event) -> int:
@@ -42,12 +42,12 @@ class Step:
     Attributes:
         number: its number in the whole history, from 1.
         event: the event.
-        gap: how many events of the same request and recorder are missing just before it.
-        before: the request's account before the event, as JSON-ready data; None for an event of no request, and for a
-            request's first.
-        after: the same after the event; None for an event of no request.
-        findings: those that this event made, as they were then.
-        late: findings about what has not happened by the end of the history; only at the last step shown.
+        gap: number of missing events of the same request and recorder just before it.
+        before: the request's account before the event, as JSON-ready data; None for an event without a request, and for a
+            request's first event.
+        after: the same after the event; None for an event without a request.
+        findings: findings that this event made, in their state at that time.
+        late: findings about events that are missing at the end of the history; only at the last shown step.
     """
 
     number: int
@@ -69,7 +69,7 @@ class Step:
 
 @dataclass(slots=True)
 class _AccountReplay:
-    """An account while its request's events are entered, one after the other.
+    """An account into which its request's events are entered one by one.
 
     Attributes:
         shown: the account after the last of them, as JSON-ready data.
@@ -80,11 +80,11 @@ class _AccountReplay:
     shown: Mapping[str, Any] | None = None
 
     def enter(self, event: Event) -> int:
-        """Enter the next event, as the detector does; returns how many are missing before it."""
+        """Enter the next event, as the detector does; returns the number of missing events before it."""
         gap = event.request_sequence - self.expected.get(event.recorder, 0)
         if gap:
             self.account.mark_gap(Unknown.LOST)
-        if gap < 0:  # a repeated number, on another span: it counts once
+        if gap < 0:  # a duplicate number on another span counts once
             return 0
         self.expected[event.recorder] = event.request_sequence + 1
         if self.account.ended_ns is not None and isinstance(event, RequestStart):
@@ -94,22 +94,22 @@ class _AccountReplay:
 
 
 class NothingToShow(ValueError):
-    """There is no event, or no such request; the text says which there are."""
+    """There is no event, or no such request; the text lists the existing ones."""
 
 
 class Player:
-    """The steps of a history, or of a part of it. Accounts and findings are those of the whole history in either case.
+    """The steps of a history, or of a part of it. Accounts and findings are always those of the whole history.
 
     Attributes:
         events: all events of the history, in order.
         judged: the judgements of the rules about them.
         requests: the indices of each request's events, in order; the requests are ordered by their first event.
-        engine_names: the engines' names for people, by id.
-        following: the requests shown; None for all.
+        engine_names: the engines' display names, by id.
+        following: the shown requests; None for all.
     """
 
     def __init__(self, history: History, *, request: str | None = None) -> None:
-        """Judge the history, and select what is shown.
+        """Judge the history, and select the shown steps.
 
         Args:
             request: show only the steps of this request: its id, or the external one.
@@ -132,12 +132,12 @@ class Player:
         self._shown: Sequence[int] = range(len(self.events)) if followed is None else sorted(followed)
 
     def __len__(self) -> int:
-        """How many steps are shown."""
+        """The number of shown steps."""
         return len(self._shown)
 
     @property
     def late(self) -> tuple[Finding, ...]:
-        """Findings about what has not happened by the end of the history, for the requests shown."""
+        """Findings about events that are missing at the end of the history, for the shown requests."""
         return tuple(f for f in self.judged.late if self.following is None or (f.engine, f.request) in self.following)
 
     @property
@@ -173,8 +173,7 @@ class Player:
         return found[place - 1]
 
     def _named(self, text: str) -> tuple[RequestKey, ...]:
-        """The requests that a text names: by the engine's id, or the external one, which a request may have in several
-        engines.
+        """The requests with this engine id or external id; requests in several engines may share an external id.
 
         Raises:
             NothingToShow: there is none.

@@ -1,7 +1,7 @@
-"""The prerequisites of an event: the events that had to happen before it could.
+"""The prerequisites of an event: the events that must happen before it.
 
-A part of a history must have no holes: no allocation without a lookup, no epoch without the preemption that began it. The
-rules notice many holes by themselves; this covers what they do not read.
+A part of a history must have no gaps: no allocation without a lookup, no epoch without the preemption that began it. The
+rules detect many gaps; this module covers the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvtrail.tracer.events.events import Alloc, Event, Flush, LoadPlan, Plan, Tr
 from kvtrail.tracer.events.semconv import ROOTS, Kind
 
 _OF_EPOCH = {Kind.LOOKUP, Kind.ALLOC, Kind.SCHEDULE, Kind.LOAD_PLAN, Kind.STORE_PLAN}
-"""What is a prerequisite only of events of its own epoch."""
+"""Kinds that are prerequisites only of events in their own epoch."""
 _STEP_OR_ALLOC = (Kind.SCHEDULE, Kind.ALLOC)
 _OWN: dict[Kind, tuple[Kind, ...]] = {
     Kind.SCHEDULE: _STEP_OR_ALLOC,
@@ -27,8 +27,8 @@ _OWN: dict[Kind, tuple[Kind, ...]] = {
     Kind.FREE: (Kind.REQUEST,),
     Kind.READ: (Kind.REQUEST,),
 }
-"""What each kind needs: the last event of the first of these kinds that there is, and of steps the epoch's first, since
-it is the only one that is recorded at every level."""
+"""The prerequisites of each kind: the last event of the first existing kind in this list. For steps, it is the epoch's first
+step, since only that is recorded at every level."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _Past:
         self.of_epoch.clear()
 
     def first(self, *keys: Hashable) -> int | None:
-        """The event under the first of these keys that there is."""
+        """The event under the first existing key."""
         known = (self.of_epoch.get(key, self.lasting.get(key)) for key in keys)
         return next((index for index in known if index is not None), None)
 
@@ -100,12 +100,12 @@ def prerequisites(events: Sequence[Event]) -> list[tuple[int, ...]]:
 
 
 def _prerequisites_of(index: int, event: Event, past: _Past) -> tuple[int, ...]:
-    """The event's prerequisites; from now on it may be one itself."""
+    """The event's prerequisites. Afterwards, it may be a prerequisite itself."""
     begins = event.epoch > past.epoch
     if begins and event.kind is not Kind.PREEMPT:  # the preemption was not recorded
         past.begin_epoch(event.epoch)
     needs = {past.first(Kind.REQUEST_START), _own(event, past)}
-    if event.epoch >= past.epoch:  # a worker in another process does not know epochs
+    if event.epoch >= past.epoch:  # a worker in another process does not know the epoch
         needs.add(past.first(Kind.PREEMPT))
     if begins and event.kind is Kind.PREEMPT:
         past.begin_epoch(event.epoch)
@@ -114,7 +114,7 @@ def _prerequisites_of(index: int, event: Event, past: _Past) -> tuple[int, ...]:
 
 
 def _own(event: Event, past: _Past) -> int | None:
-    """What an event of this kind needs."""
+    """The prerequisites of an event of this kind."""
     match event:
         case Alloc():
             return past.first((Kind.LOOKUP, event.connector_id))

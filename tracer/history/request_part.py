@@ -1,7 +1,7 @@
-"""A part of a recording that is about one request: made from what a store holds of it, for a report.
+"""A part of a recording about one request, made from a store for a bug report.
 
-The part is numbered so that only what the request lost looks lost, and its resources say that it is a part: a rule that looks
-at more than a request answers `unknown`.
+The part is numbered so that only the request's lost events look lost, and its resources mark it as a part: a rule that judges
+more than one request answers `unknown`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _DIGEST_BYTES = 4
 
 
 def cut(about: RequestKey, spans: Sequence[Span], known: Collection[str]) -> list[Span]:
-    """The spans of a request, by engine and id, and the evidence among them, as a part of its own. `known` has the ids of the
-    request's findings: where the part would show others, its events keep their numbers, so that the rest looks lost."""
+    """The spans of a request, by engine and id, and the evidence among them, as a part. `known` has the ids of the request's
+    findings: if the part would show others, its events keep their numbers, so that the rest looks lost."""
     events = [decode.event_of(span) for span in spans]
     read = [event for event in events if event is not None]
     numbered = closed_up(read)
@@ -40,8 +40,8 @@ def cut(about: RequestKey, spans: Sequence[Span], known: Collection[str]) -> lis
 
 
 def _marked(resource: Mapping[str, Any], about: RequestKey) -> Mapping[str, Any]:
-    """A resource with the marks of the part. Its recorder gets an id of its own: the numbers of two parts, or of a part and
-    the whole, must not be taken for those of one stream."""
+    """A resource that marks the part. Its recorder gets a new id, so that the numbers of two parts, or of a part and the
+    whole recording, are not treated as one stream."""
     digest = blake2b("\0".join(about).encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
     recorder = f"{resource.get(semconv.RECORDER_ID.key)}~{digest}"
     return {**resource, semconv.SAMPLED_ONLY.key: True, semconv.RECORDER_ID.key: recorder}

@@ -1,4 +1,4 @@
-"""What the offload saved in a recorded history: the same sums as a tracer's, made while an audit reads it."""
+"""The savings of the offload in a recorded history: the same sums as a tracer's, computed while an audit reads it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kvtrail.tracer.savings.sums import Savings, prefill_rates, savings_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What one connector of an engine saved.
+    """The savings of one connector of an engine.
 
     Attributes:
-        engine, connector: what it is about.
+        engine, connector: their ids.
         worth: the sums.
-        memory: the hit rates at other capacities of its store; None where no admission has block hashes.
-        limit: bytes that the store may hold on each worker; None where the engine's settings do not say.
-        prefill_rate: the engine's, in tokens a second; None where its steps do not show it.
+        memory: the hit rates at other capacities of its store; None if no admission has block hashes.
+        limit: bytes that the store may hold on each worker; None if the engine's settings do not say.
+        prefill_rate: the engine's rate in tokens per second; None if its steps do not show it.
     """
 
     engine: str
@@ -46,7 +46,7 @@ class RecordedSavings:
     """Listens to a detector.
 
     Attributes:
-        listeners: what the detector calls, by its arguments' names.
+        listeners: the detector's callbacks, by argument name.
     """
 
     def __init__(self) -> None:
@@ -64,16 +64,16 @@ class RecordedSavings:
         self._add(fact.event, self._curve.enter(fact))
 
     def _explain(self, _: Event, breakdown: Breakdown) -> None:
-        """Enter the parts of a prompt, which an event has made final."""
+        """Enter the parts of a prompt that an event has made final."""
         self._counter.explain(breakdown)
         self._add(breakdown.event, self._curve.admitted(breakdown))
 
     def _add(self, event: Event, measures: Mapping[str, int]) -> None:
         self._counter.sums.add(event, measures, stretch_s=STRETCH_S)
-        self._counter.facts.clear()  # nobody writes them one by one
+        self._counter.facts.clear()  # they are not written one by one
 
     def saved(self, resources: Iterable[Mapping[str, Any]]) -> list[Saved]:
-        """What each connector of each engine saved; `resources` are those of their recorders."""
+        """The savings of each connector of each engine; `resources` are those of their recorders."""
         limits: dict[object, int] = {}
         for resource in resources:
             if (limit := memory_limit(resource)) is not None:

@@ -1,8 +1,8 @@
-"""Delta debugging: the smallest part of a sequence that still shows what it must.
+"""Delta debugging: the smallest part of a sequence that still has a property.
 
 This is the reducing half of Zeller and Hildebrandt's ddmin ("Simplifying and isolating failure-inducing input", 2002): large
-pieces are left out before small ones, down to single items, until no single one can go. It shrinks both a recorded history
-(`replay.minimize`) and a failing workload (`kvtrail.connector.simulate.shrink`).
+pieces are removed before small ones, down to single items, until no single item can be removed. It shrinks a recorded history
+(`replay.minimize`) or a failing workload (`kvtrail.connector.simulate.shrink`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Links = Sequence[Sequence[int]]
 
 
 def minimal(items: Sequence[Item], holds: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """A part of independent items that still `holds`, in order; no single one can be left out of it. Early items go first:
-    what fails in a workload is often seen at its end."""
+    """A part of independent items for which `holds` is true, in order; no single item can be removed. Early items are removed
+    first, since failures of a workload often appear at its end."""
     every = range(len(items))
     kept = shrunk(
         every,
@@ -31,16 +31,16 @@ def minimal(items: Sequence[Item], holds: Callable[[Sequence[Item]], bool]) -> l
 def shrunk(
     kept: Sequence[int], units: Sequence[Sequence[int]], *, dependents: Links, holds: Callable[[Sequence[int]], bool]
 ) -> Sequence[int]:
-    """Leave out units of items, each with its dependents, as long as the rest `holds`.
+    """Remove units of items, each with its dependents, as long as `holds` is true for the rest.
 
     Args:
-        kept: indexes of items, in order; they must hold.
-        units: what is left out together: single items, or all those of a request. The last ones are tried first.
-        dependents: which items cannot be without each item.
-        holds: whether a choice of items still shows what it must.
+        kept: indexes of items, in order; `holds` must be true for them.
+        units: items that are removed together: single items, or all items of a request. The last ones are tried first.
+        dependents: for each item, the items that cannot exist without it.
+        holds: whether a subset of items still has the property.
 
     Returns:
-        The rest, in order; no single unit can be left out of it.
+        The rest, in order; no single unit can be removed from it.
     """
     size = max(1, (len(units) + 1) // 2)
     while units:
@@ -69,7 +69,7 @@ def inverted(links: Links) -> Links:
 
 
 def reachable(begin: Iterable[int], links: Links) -> set[int]:
-    """The items that links lead to from some items, these included."""
+    """The items that are reachable by links from some items, including these."""
     known = set(begin)
     open_ends = list(known)
     while open_ends:

@@ -1,4 +1,4 @@
-"""The only room that follows a request's events: the account of each request, the state of each engine, and their clocks.
+"""The only package that tracks requests' events: the account of each request, the state of each engine, and their clocks.
 
 In: the events of one recorder, in order. Out: the state that rules, causes, savings and phases read.
 Pure: no I/O, no clock.

@@ -68,31 +68,32 @@ from kvtrail.tracer.model.findings import Unknown
 
 SCHEDULER = "scheduler"
 NEVER = 1 << 62
-"""Beyond every number of an event."""
+"""Larger than every event number."""
 ASKED_AGAIN_NS = 5 * 10**9
-"""What counts at most of the time from one answer 'ask me later' to the next: a busy engine may ask again after minutes."""
+"""Maximum counted time between two answers 'ask me later': a busy engine may ask again only after minutes."""
 REMEMBERED_LOOKUPS = 16
-"""Distinct lookups remembered per request as witnesses; repeated ones with the same numbers count as one."""
+"""Maximum number of distinct lookups remembered per request as witnesses; repeated ones with the same numbers count as
+one."""
 
 REMEMBERED_STEPS = 256
-"""Steps with several tokens remembered per request of a model with recurrent states."""
+"""Maximum number of multi-token steps remembered per request of a model with recurrent states."""
 
 
 FULL_OUTPUT = ("stopped", "length_capped")
-"""vLLM's words for the end of a request that has computed all of its prompt."""
+"""vLLM's finish reasons of a request that has computed its whole prompt."""
 PREEMPTED = "preempted"
-"""How an epoch ends."""
+"""The end of an epoch."""
 
 
 class Stored(Struct, eq=False):
-    """What one connector has stored of a request in an epoch: up to which token, and the last of its plans or stores."""
+    """The stored tokens of a request in an epoch, for one connector: the end of the range, and the last plan or store."""
 
     end: int
     last: Store | StorePlan
 
 
 class Loaded(NamedTuple):
-    """A load that was received: the allocation for it, and the computed tokens after it."""
+    """A received load: its allocation, and the computed tokens after it."""
 
     alloc: Alloc
     end: int
@@ -100,7 +101,7 @@ class Loaded(NamedTuple):
 
 class Evidence(Struct, eq=False):
     """The events behind an account's numbers, which rules use as witnesses. A preemption clears those of its epoch. There may
-    be a hundred thousand of these: what is seldom there is a frozenset, and the empty one is shared."""
+    be a hundred thousand instances: rarely used collections are frozensets, and the empty one is shared."""
 
     recent_lookups: list[Lookup] = []
     """Over all epochs."""
@@ -114,81 +115,79 @@ class Evidence(Struct, eq=False):
     schedule: Schedule | None = None
     """The last step of the epoch."""
     steps: tuple[tuple[int, int], ...] = ()
-    """Where the epoch's last steps with several tokens began and ended, without those with speculative tokens; only of models
-    with recurrent states."""
+    """The first and last token of the epoch's latest multi-token steps without speculative tokens; only for models with
+    recurrent states."""
     blocks: BlockTable | None = None
-    """The block table, as allocations and steps published it; None where they did not."""
+    """The block table, as published by allocations and steps; None if they did not."""
     loading: Alloc | None = None
     """The allocation with an asynchronous load that has not been received."""
     received: Received | None = None
     """The last completed asynchronous load of the epoch."""
     loaded: tuple[Loaded, ...] = ()
-    """The asynchronous load that was received last, over all epochs, as each connector saw it that loads; none after a failed
-    load."""
+    """The last received asynchronous load, over all epochs, by connector; empty after a failed load."""
     received_by: frozenset[str] = frozenset()
     """The connectors that recorded the epoch's last report that a load was received: a MultiConnector passes it to all of its
     children."""
     matched: dict[str, int] = {}
     """By connector, the longest prefix that any of its lookups matched, over all epochs."""
     stored: dict[str, Stored] = {}
-    """By connector, what it has stored in the epoch, as far as the tokens are known."""
+    """By connector, the stored range in the epoch, as far as the tokens are known."""
     jobs: dict[Job, Plan] = {}
-    """Open asynchronous transfers that have a number, over all epochs."""
+    """Open numbered asynchronous transfers, over all epochs."""
     ran_ahead: bool = False
-    """Whether a step has been recorded since that load which was scheduled before its error could be reported."""
+    """Whether a step has been recorded since that load that was scheduled before the load's error could be reported."""
     short: Load | None = None
-    """A load that brought less than expected and for which no error has been reported yet."""
+    """A load that copied less than expected, without a reported error so far."""
     short_elsewhere: Load | None = None
-    """The last such load that another process recorded: whether an error of the request came before it is not known."""
+    """The last such load recorded by another process: it is unknown whether an error of the request preceded it."""
     asked: Lookup | None = None
-    """The epoch's first lookup that was answered, while the request has not been given blocks since."""
+    """The epoch's first answered lookup, as long as the request has not received blocks since."""
     deferred: Lookup | None = None
-    """The first of a row of answers 'ask me later', from one connector, that goes on."""
+    """The first of the current run of 'ask me later' answers from one connector."""
     deferred_last: Lookup | None = None
-    """The last one of that row."""
+    """The last answer of that run."""
     deferred_ns: int = 0
-    """How long that row has been going on, in which the connector was asked every few seconds."""
+    """The duration of that run, in which the connector was asked every few seconds."""
     failed_ever: bool = False
     """Whether a load was reported as failed, in any epoch."""
     load_error: LoadError | None = None
-    """The last load error, while the request has not run since."""
+    """The last load error, as long as the request has not run since."""
     load_failed: bool = False
     """Whether a load of the epoch was reported as failed."""
     lease: Lease | None = None
-    """When the engine that is to read the blocks asked last to keep them."""
+    """When the reading engine last asked to keep the blocks."""
     freed: Free | None = None
     """When the blocks were freed after the end, if that was recorded."""
     failed_read: Xfer | None = None
-    """The first of these reads that has failed, unless it was begun again since."""
+    """The first failed read of these, unless it was started again since."""
     cut_short: tuple[tuple[int, int | None], ...] = ()
-    """The epochs that ended before all of the prompt was computed, each with the tokens up to which it was; None where that
-    is not known, nor whether all was."""
+    """The epochs that ended before the whole prompt was computed, each with the number of computed tokens; None if it is
+    unknown whether and how far the prompt was computed."""
     rank_lookups: list[RankLookup] = []
     """The ranks' answers since the last lookup."""
     stats: Stats | None = None
     """The last statistics of the epoch."""
     end: RequestEnd | None = None
-    """The end, while the request's blocks are kept after it."""
+    """The end event, while the request's blocks are still kept."""
     ended: RequestEnd | None = None
     """The end."""
     number: int = -1
-    """The number, among all of the recorder on the scheduler's side, up to which none of its events is missing that came
-    after `known_from`."""
+    """The number in the stream of the recorder on the scheduler's side up to which no event after `known_from` is missing."""
     known_from: int = -1
-    """The number from which on all its events are known, as far as the last one."""
+    """The number from which all its events up to the last one are known."""
     sent: Sent | None = None
     """The last completed asynchronous store after the end."""
 
     offers: Offers = field(default_factory=Offers)
-    """The connectors' answers for the admission that is coming, or has come and not run yet."""
-    """The offers with which the request began to run for the first time, until it is preempted."""
+    """The connectors' answers for the next admission, or for an admission that has not run yet."""
+    """The offers of the request's first admission, until it is preempted."""
     preempted: int = -1
     """The epoch that is known to have ended by a preemption."""
     reached: int = 0
-    """Tokens with KV when the request was last preempted, as far as that is known."""
+    """Tokens with KV when the request was last preempted, if known."""
 
     def begin_epoch(self) -> None:
-        """Forget what a preemption makes void."""
+        """Forget evidence that a preemption invalidates."""
         if (last := self.schedule) is not None:
             self.reached = max(self.reached, last.computed + last.scheduled - (last.drafted or 0))
         self.load_failed = False
@@ -203,7 +202,7 @@ class Evidence(Struct, eq=False):
 
 
 class Account(Struct, eq=False):
-    """What is known of one request at one moment. Counts are tokens unless noted otherwise; None means 'not yet'."""
+    """The state of one request at one moment. Counts are tokens unless noted otherwise; None means 'not yet'."""
 
     engine: str
     request: str
@@ -212,7 +211,7 @@ class Account(Struct, eq=False):
     connector: str = ""
     status: str = "queued"
     """queued | admitted | loading | running | preempted | finished | failed | abandoned: `failed` when a call about it
-    raised, `abandoned` when the engine ended before the request did, or is taken for ended; `outcome` says which."""
+    raised, `abandoned` when the engine ended, or counts as ended, before the request did; `outcome` says which."""
     recorder: str = ""
     """The recorder on the scheduler's side."""
     epoch: int = 0
@@ -221,9 +220,9 @@ class Account(Struct, eq=False):
     prompt: int | None = None
     """Tokens when the request began."""
     identity: str | None = None
-    """A digest of its cache salt and adapter; None without either, or as long as its start is not known."""
+    """A digest of its cache salt and adapter; None without both, or until its start is known."""
     computed: int | None = None
-    """Computed in vLLM, as the last call about it said."""
+    """Tokens computed in vLLM, according to the last call about it."""
     matched: int | None = None
     returned: int | None = None
     allocated: int | None = None
@@ -231,7 +230,7 @@ class Account(Struct, eq=False):
     begun: int | None = None
     """First scheduled position after the admission."""
     rejected: int = 0
-    """Rejected speculative tokens, over all epochs; known where every step is recorded."""
+    """Rejected speculative tokens, over all epochs; known if every step is recorded."""
     loaded: int = 0
     """Copied from the connector's store, over all epochs and ranks of one recorder."""
     stored: int = 0
@@ -239,41 +238,41 @@ class Account(Struct, eq=False):
     loaded_by_rank: dict[int, int] = {}
     stored_by_rank: dict[int, int] = {}
     stored_ranges: list[tuple[int, int]] = []
-    """Ranges [from, to) that the epoch's plans store or found stored already, merged and in order."""
+    """Ranges [from, to) that the epoch's plans store or that were already stored, merged and in order."""
     longest_match: int = 0
     """The longest prefix that any of its lookups matched."""
     lookups: int = 0
     """Lookups of the scheduler, in all epochs: one asks all children of a MultiConnector, and counts once."""
     loads: int = 0
-    """How often it was given blocks to load tokens into."""
+    """How often blocks were allocated for tokens to load."""
     wait_loads: int = 0
-    """Of these, loads that held it up: asynchronous ones that it waited for, and copies within a step."""
+    """The loads among these that delayed it: asynchronous ones that it waited for, and copies within a step."""
     waited_ns: int = 0
-    """How long it waited for KV, in all: for these loads, and after answers 'ask me later'."""
+    """The total time that it waited for KV: for these loads, and after answers 'ask me later'."""
     recomputed: int = 0
-    """Tokens with KV when it was preempted that had to be computed after that."""
+    """Tokens that had KV before a preemption and had to be recomputed."""
     refused: int = 0
     """Lookup answers that the guard replaced."""
     looked_at: int = 0
-    """Blocks that were compared with what was computed under their hashes, each time, over all epochs and ranks."""
+    """Number of comparisons of blocks with the reference of their hashes, over all epochs and ranks."""
     wrong_blocks: int = 0
-    """Of these, blocks that were wrong."""
+    """Number of these comparisons with a mismatch."""
     started_ns: int = 0
     last_ns: int = 0
     ended_ns: int | None = None
     outcome: str | None = None
     error: str | None = None
     causes: tuple[Breakdown, ...] = ()
-    """Its admissions with the parts of its prompt, the latest of each epoch. Filled by the detector, not by `apply`."""
+    """Its admissions with the parts of its prompt, the latest one of each epoch. Filled by the detector, not by `apply`."""
     recalled: Sequence[Mapping[str, Any]] = ()
-    """Such admissions as an earlier tracer has explained them for good, as JSON-ready data: it knew more of the caches."""
+    """Admissions with final explanations of an earlier tracer, which knew more about the caches, as JSON-ready data."""
     missing: Unknown | None = None
     """Why events of this request are missing; None while none are."""
     evidence: Evidence = field(default_factory=Evidence)
     states: RuleStates = field(default_factory=RuleStates)
-    """What single rules remember of the request."""
+    """The rules' own states for the request."""
     phases: Phases = field(default_factory=Phases)
-    """Filled with the facts by whoever shows them, not by `apply`."""
+    """Filled from the facts by code that displays them, not by `apply`."""
 
     @property
     def complete(self) -> bool:
@@ -281,7 +280,7 @@ class Account(Struct, eq=False):
         return self.missing is None
 
     def mark_gap(self, why: Unknown, *, before: Event | None = None) -> None:
-        """Events of the request are missing before this one; without it, nothing that comes afterwards can be relied on."""
+        """Note that events of the request are missing before this one; without it, all later facts are unreliable."""
         self.missing = self.missing or why
         evidence = self.evidence
         evidence.blocks = evidence.asked = evidence.deferred = evidence.loading = evidence.received = None
@@ -293,13 +292,13 @@ class Account(Struct, eq=False):
 
     @property
     def has_ended(self) -> bool:
-        """Whether no later event can change how the request ended. The end of an engine ends its requests only
-        provisionally: if the engine goes on, they are reopened, except those with a call that raised."""
+        """Whether no later event can change how the request ended. The end of an engine ends its requests only provisionally:
+        if the engine continues, they are reopened, except requests with a call that raised."""
         return self.evidence.ended is not None or (self.ended_ns is not None and self.status == "failed")
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a load, a first step or a release is still to come, and should come in time."""
+        """Whether a load's end, a first step or a release is expected within a deadline."""
         evidence = self.evidence
         open_ = evidence.received or evidence.asked or evidence.deferred or evidence.load_error
         waiting = evidence.loading or evidence.end or (open_ and self.ended_ns is None)
@@ -314,7 +313,7 @@ class Account(Struct, eq=False):
         return None
 
     def repeats_report(self, event: Received) -> bool:
-        """Whether another child of a MultiConnector was passed this report before: it hands every report to all of them."""
+        """Whether another child of a MultiConnector received this report before: it passes every report to all children."""
         evidence = self.evidence
         last = evidence.received
         return (
@@ -336,7 +335,7 @@ class Account(Struct, eq=False):
         return data
 
     def _explained(self) -> list[Mapping[str, Any]]:
-        """The admissions with the parts of the prompt: as they were known first, until the epoch has another one."""
+        """The admissions with the parts of the prompt, in the first known form, until the epoch has another one."""
         by_epoch: dict[int, Mapping[str, Any]] = {entry["epoch"]: entry for entry in self.recalled}
         for breakdown in self.causes:
             known, epoch = by_epoch.get(breakdown.event.epoch), breakdown.event.epoch
@@ -355,14 +354,14 @@ class Account(Struct, eq=False):
 
     @property
     def _is_cut_short(self) -> bool:
-        """Whether the request is known to compute nothing more, and may not have computed all of its prompt."""
+        """Whether the request is known to compute no more tokens, and may not have computed its whole prompt."""
         is_over = self.ended_ns is not None or self.status == "failed"
-        is_recorded = self.prompt is not None and bool(self.evidence.allocs)  # a log has but a part of what happens
+        is_recorded = self.prompt is not None and bool(self.evidence.allocs)  # a log has only some of the events
         return is_over and is_recorded and self.outcome not in (*FULL_OUTPUT, UNHEARD)
 
     def _reached(self, by_end: int | None = None) -> int | None:
-        """Up to which token the epoch has computed the request; None where that is not known. `by_end` is what vLLM says of
-        its end: that has the tokens that it was to load, too."""
+        """Number of tokens computed in the epoch; None if unknown. `by_end` is vLLM's number at the request's end, which
+        includes tokens that were to be loaded."""
         last, end = self.evidence.schedule, self.evidence.ended
         if self.missing is not None:
             return None
@@ -375,7 +374,7 @@ class Account(Struct, eq=False):
         return reached if is_every_step or reached >= (self.total or 0) else None
 
     def explain(self, breakdown: Breakdown) -> None:
-        """Enter the parts of the prompt at an admission, instead of those of an earlier one in its epoch."""
+        """Enter the parts of the prompt at an admission, replacing those of an earlier admission in its epoch."""
         epoch = breakdown.event.epoch
         self.causes = (*[each for each in self.causes if each.event.epoch != epoch], breakdown)
 
@@ -392,7 +391,7 @@ class Account(Struct, eq=False):
             self.external = event.external or ""
         if event.role == SCHEDULER:
             self.recorder, evidence.number = event.recorder, event.sequence
-            if event.trace_id and kind is not _STEP:  # a step that many requests share has none of theirs
+            if event.trace_id and kind is not _STEP:  # a step shared by many requests has none of their traces
                 self.trace_id = event.trace_id
             if event.epoch > self.epoch:
                 self._begin_epoch(event)
@@ -405,12 +404,11 @@ class Account(Struct, eq=False):
         enter = _ENTER.get(kind)
         fact: Fact | None = None if enter is None else enter(self, event)
         if final is not None and kind != Kind.REQUEST:
-            self.status = final  # whatever comes later, of this process or another
+            self.status = final  # in spite of later events of this or another process
         return fact if fact is not None or event.error is None else Failed(event)
 
     def abandon(self, at_ns: int, outcome: str) -> None:
-        """Close the account because its engine has ended, or is taken for ended; an event that comes all the same opens it
-        again."""
+        """Close the account because its engine has ended, or counts as ended; a later event opens it again."""
         self.ended_ns, self.outcome = at_ns, outcome
         if self.status != "failed":
             self.status = "abandoned"
@@ -429,7 +427,7 @@ class Account(Struct, eq=False):
             self.status, self.outcome, self.ended_ns = "finished", event.outcome, event.end_ns
             evidence.ended = event
             self.total = event.total or self.total
-            if evidence.loading is not None:  # it waits no longer, though the load goes on
+            if evidence.loading is not None:  # it no longer waits, although the load continues
                 self.wait_loads += 1
                 self._wait(evidence.loading, event)
         if event.free_delayed:
@@ -447,9 +445,7 @@ class Account(Struct, eq=False):
         self.total, self.computed = event.total, event.computed
         self.matched, self.returned = event.matched, event.returned
         evidence = self.evidence
-        if evidence.cut_short and event.total > (
-            self.prompt or 0
-        ):  # it has output, so that its prompt had been computed
+        if evidence.cut_short and event.total > (self.prompt or 0):  # it has output, so its prompt was computed
             evidence.cut_short = tuple(each for each in evidence.cut_short if each[1] is not None)
         connector_id = event.connector_id
         if event.matched and event.matched > evidence.matched.get(connector_id, 0):
@@ -468,12 +464,12 @@ class Account(Struct, eq=False):
             recent.append(event)
             if len(recent) > REMEMBERED_LOOKUPS:
                 del recent[0]
-        if self.prompt is not None and event.error is None:  # from a log only a part of what happens is known
+        if self.prompt is not None and event.error is None:  # a log shows only some of the events
             self._note_wait(event)
         return evidence.offers.look_up(event)
 
     def _note_wait(self, event: Lookup) -> None:
-        """The request waits for an answer of the connector, or for blocks."""
+        """Enter a lookup: the request waits for the connector's answer, or for blocks."""
         evidence = self.evidence
         if event.returned is not None:
             evidence.asked = evidence.asked or event
@@ -488,7 +484,7 @@ class Account(Struct, eq=False):
             evidence.deferred_last = event
 
     def _count_load(self, event: Alloc) -> None:
-        """Count a load, once however many children of a MultiConnector report it."""
+        """Count a load once, even if several children of a MultiConnector report it."""
         if not any(a.allocated for name, a in self.evidence.allocs.items() if name != event.connector_id):
             self.loads += 1
 
@@ -546,8 +542,8 @@ class Account(Struct, eq=False):
         return Ran(event, admitted, self.total)
 
     def _recompute(self, first: Schedule) -> None:
-        """The request runs again after a preemption. If it had output by then, the KV of all but the last of its tokens had
-        been there; the last one is always computed, for its logits."""
+        """Enter that the request runs again after a preemption. If it had output by then, all tokens but the last one had KV;
+        the last one is always computed, for its logits."""
         total, reached = self.total, self.evidence.reached
         if total is not None:
             has_output = self.prompt is not None and total > self.prompt
@@ -606,7 +602,7 @@ class Account(Struct, eq=False):
             self.evidence.stored[event.connector_id] = Stored(end, event)
         else:
             stored.end, stored.last = max(stored.end, end), event
-        if ranges and ranges[-1][0] <= start <= ranges[-1][1]:  # nearly always: it continues the last one
+        if ranges and ranges[-1][0] <= start <= ranges[-1][1]:  # the usual case: it continues the last one
             ranges[-1] = (ranges[-1][0], max(ranges[-1][1], end))
         elif not ranges or ranges[-1][1] < start:
             ranges.append((start, end))
@@ -628,7 +624,7 @@ class Account(Struct, eq=False):
         if self.repeats_report(event):
             evidence.received_by |= {event.connector_id}
             if any(load.alloc.connector_id == event.connector_id for load in evidence.loaded):
-                evidence.received = event  # of all children that were passed the report, the one that loaded
+                evidence.received = event  # the child that loaded, among all children that received the report
         else:
             evidence.loading, evidence.received, evidence.received_by = None, event, frozenset({event.connector_id})
         if self.ended_ns is not None:
@@ -692,11 +688,11 @@ class Account(Struct, eq=False):
 
 
 _ENTER = handlers(Account)
-_STEP = Kind.SCHEDULE  # a name is looked up several times faster than a member of an enum
+_STEP = Kind.SCHEDULE  # looking up a name is several times faster than an enum member
 
 
 def _with_reason(entry: Mapping[str, Any], reason: str) -> Mapping[str, Any]:
-    """An admission; what another engine had handed over and did not arrive, with the reason of the failed read."""
+    """An admission; handed-over tokens that did not arrive get the reason of the failed read."""
     parts = [
         {**part, "reason": reason} if part["cause"] == Cause.FAILED_LOAD and part["tier"] == PEER else part
         for part in entry["parts"]
@@ -713,7 +709,7 @@ def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tupl
 
 
 def _reads_the_same(failed: Xfer | None, event: Xfer) -> bool:
-    """Whether a read is by the same rank, and of the same rank of another engine, as one that has failed."""
+    """Whether a read has the same local and remote rank as a failed one."""
     return failed is not None and (event.recorder, event.rank, event.peer, event.peer_rank) == (
         failed.recorder, failed.rank, failed.peer, failed.peer_rank,
     )  # fmt: skip
@@ -721,7 +717,7 @@ def _reads_the_same(failed: Xfer | None, event: Xfer) -> bool:
 
 def _same(one: Lookup, other: Lookup) -> bool:
     """Whether two lookups have the same numbers, in the same epoch, from the same connector."""
-    return (  # compared one by one: it is faster than two tuples
+    return (  # compared one by one, which is faster than comparing tuples
         one.computed == other.computed
         and one.returned == other.returned
         and one.total == other.total

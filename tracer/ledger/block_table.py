@@ -1,4 +1,4 @@
-"""The block table of a request, as allocations and steps announced it: the one home of what a request's blocks are."""
+"""The block table of a request, as announced by allocations and steps. Only this module knows a request's blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WithBlocks = Alloc | LoadError | Plan | RequestEnd | Schedule
 
 
 class Room(NamedTuple):
-    """What a table has room for: blocks, and the tokens that they hold; and the KV cache group, where there are several."""
+    """The capacity of a table: blocks, and the tokens that they hold; and the KV cache group, if there are several."""
 
     blocks: int
     tokens: int
@@ -23,19 +23,19 @@ class Room(NamedTuple):
 
 
 class BlockTable:
-    """The blocks of a request by KV cache group, in the order of their tokens; blocks that vLLM has given back since may be
-    among them.
+    """The blocks of a request by KV cache group, in the order of their tokens; it may include blocks that vLLM has freed
+    since.
 
     Attributes:
-        groups: the block ids of each group. A group may have the null block at a place with tokens that it does not need.
-        kinds: what the groups are.
-        named_by: the event that named the table as a whole.
+        groups: the block ids of each group. A group may have the null block at positions that it does not need.
+        kinds: the kinds of the groups.
+        named_by: the event that named the complete table.
     """
 
     __slots__ = ("block_size", "groups", "kinds", "named_by")
 
     def __init__(self, event: WithBlocks) -> None:
-        """The table that an event names, as a whole."""
+        """The complete table that an event names."""
         self.groups = [list(ids) for ids in blocks_by_group(event)]
         self.kinds: Sequence[CacheGroup] = groups_of(event.groups)
         self.block_size = event.block_size
@@ -55,14 +55,14 @@ class BlockTable:
                 ids.extend(more)
 
     def with_added(self, event: WithBlocks) -> BlockTable:
-        """The table after such a step; this one stays as it is."""
+        """The table after such a step; this one is unchanged."""
         table = copy(self)
         table.groups = [ids.copy() for ids in self.groups]
         table.add(event)
         return table
 
     def lacks(self, tokens: int) -> Room | None:
-        """The room of the first group that has no place for all of these tokens; None where all of them have."""
+        """The capacity of the first group that is too small for these tokens; None if all groups are large enough."""
         for number, ids in enumerate(self.groups):
             size = self.size_of(number)
             if size and number < len(self.kinds) and self.kinds[number].has_place_for_all and tokens > len(ids) * size:
@@ -77,53 +77,52 @@ class BlockTable:
         return any(added)
 
     def size_of(self, group: int) -> int | None:
-        """Tokens of a block of a group; None where that is not known."""
+        """Number of tokens in a block of a group; None if unknown."""
         return (self.kinds[group].block_size if group < len(self.kinds) else None) or self.block_size
 
     def is_recurrent(self, group: int) -> bool:
-        """Whether a group keeps states."""
+        """Whether a group holds recurrent states."""
         return group < len(self.kinds) and self.kinds[group].kind == MAMBA
 
     def new_from(self, computed: int) -> Iterator[int]:
-        """The blocks behind those of the `computed` tokens: what a prefix cache has may end within a block. All of them where
-        it has nothing."""
+        """The blocks after those of the `computed` tokens: a prefix-cache hit may end within a block. All blocks without a
+        hit."""
         for size, ids in self.sized():
             yield from ids[-(-computed // size) + 1 if computed else 0 :]
 
     def sized(self) -> Iterator[tuple[int, list[int]]]:
-        """The blocks of each group, with the tokens of a block, where these are known."""
+        """The blocks of each group, with the number of tokens in a block, if known."""
         for number, ids in enumerate(self.groups):
             if size := self.size_of(number):
                 yield size, ids
 
     @property
     def held(self) -> int:
-        """How many blocks the request holds for certain."""
+        """The number of blocks that the request certainly holds."""
         certain = (block for n, ids in enumerate(self.groups) for block in ids[self.certain_from(n) :])
         return sum(block != NULL_BLOCK for block in certain)
 
     def holds(self, block: int) -> bool | None:
-        """Whether the request holds a block; None where it may have been given back."""
+        """Whether the request holds a block; None if it may have been freed."""
         for number, ids in enumerate(self.groups):
             if block in ids and block != NULL_BLOCK:
                 return len(ids) - 1 - ids[::-1].index(block) >= self.certain_from(number) or None
         return False
 
     def moved(self, group: int, blocks: Sequence[int]) -> dict[int, int]:
-        """Those of a group's blocks that are another group's now, with that group: vLLM had taken them back and gave them out
-        again."""
+        """The blocks of a group that now belong to another group, with that group: vLLM freed and reallocated them."""
         own = set(self.groups[group][self.certain_from(group) :])
         others = [number for number in range(len(self.groups)) if number != group]
         held = {block: number for number in others for block in self.groups[number][self.certain_from(number) :]}
         return {block: held[block] for block in blocks if block in held and block not in own and block != NULL_BLOCK}
 
     def certain_from(self, group: int) -> int:
-        """The first place in a group's table with a block that the request holds for certain: which tokens are computed is
-        not known step by step, but they are no more than the table has room for."""
+        """The first position in a group's table with a block that the request certainly holds: the computed tokens are not
+        known for each step, but they are at most the table's capacity."""
         return self.needed_from(group, len(self.groups[group]) * (self.size_of(group) or 0))
 
     def needed_from(self, group: int, computed: int) -> int:
-        """The first place in a group's table with a block that a step beginning after `computed` tokens needs."""
+        """The first position in a group's table with a block that a step after `computed` tokens needs."""
         size = self.size_of(group)
         if not size or group >= len(self.kinds):
             return len(self.groups[group])
@@ -131,7 +130,7 @@ class BlockTable:
 
 
 def names_all_blocks(event: Alloc) -> bool:
-    """Whether an allocation names the blocks of all KV cache groups: a log may know of one alone."""
+    """Whether an allocation names the blocks of all KV cache groups: a log may have only one."""
     return event.blocks_by_group is not None or (event.blocks_count or 0) <= len(event.blocks_ids or ())
 
 

@@ -1,7 +1,7 @@
-"""The two sides of a hand-off in time: what each engine's clock says, and how far the two clocks may be apart. Pure.
+"""The clock offset between the two engines of a hand-off. Pure.
 
-The clocks of two engines are never compared. But no message arrives before it was sent, so that each message between them
-bounds how far one clock is ahead of the other.
+The clocks of two engines are never compared directly. But no message arrives before it was sent, so each message between
+them bounds the offset of one clock from the other.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import NamedTuple
 from kvtrail.tracer.events.events import Alloc, Event, Free, Handoff, Lease, Read, Received, Schedule, Sent, Side
 
 _BY_GIVER = "remote_request_id:"
-"""How the keys begin that only the engine that gives can have said, with what it returned when its request ended."""
+"""Prefix of the keys that only the giving engine can have created, with the parameters that it returned at the request's
+end."""
 
 
 class Ahead(NamedTuple):
-    """By how much the clock of the engine that takes is ahead of that of the engine that gives, in nanoseconds, at least and
-    at most; None where no message bounds it."""
+    """Minimum and maximum offset of the taking engine's clock from the giving engine's clock, in nanoseconds; None if no
+    message bounds it."""
 
     least_ns: int | None
     most_ns: int | None
 
     @property
     def likely_ns(self) -> int:
-        """What a picture takes it to be: nothing, if the messages allow that; else the middle, or the only bound."""
+        """The offset for charts: 0 if the messages allow it; else the middle of the bounds, or the only bound."""
         least, most = self.least_ns, self.most_ns
         if (least is None or least <= 0) and (most is None or most >= 0):
             return 0
@@ -34,12 +35,12 @@ class Ahead(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """How long the engine that gives kept the blocks, by its own clock.
+    """The time for which the giving engine kept the blocks, by its own clock.
 
     Attributes:
         from_ns: the end of its request.
-        to_ns: when it gave them back; None as long as it has not.
-        expired: whether by the end of the lease.
+        to_ns: when it freed them; None while it keeps them.
+        expired: whether the lease expired.
         read_ns: when a reader reported that it had read them; None if none did.
     """
 
@@ -50,11 +51,11 @@ class Kept(NamedTuple):
 
 
 def ahead(given: Sequence[Event], taken: Sequence[Event], *, is_only_taker: bool) -> Ahead:
-    """The bounds that the messages of a hand-off set.
+    """The bounds from the messages of a hand-off.
 
     Args:
-        given, taken: the events of the request that gives, and of one that takes.
-        is_only_taker: whether no other request takes it: a reader's report is then that of this one.
+        given, taken: the events of the giving request, and of one taking request.
+        is_only_taker: whether no other request takes it: then a reader's report is this request's.
     """
     takes = next((each for each in taken if isinstance(each, Handoff) and each.takes), None)
     gives = next((each for each in given if isinstance(each, Handoff) and each.handoff_side == Side.GIVES), None)
@@ -64,20 +65,24 @@ def ahead(given: Sequence[Event], taken: Sequence[Event], *, is_only_taker: bool
     least: list[int] = []
     most: list[int] = []
     if any(key.startswith(_BY_GIVER) for key in takes.handoff_keys):
-        most.append(takes.end_ns - gives.start_ns)  # what it returns at its end is what the other one is asked with
+        most.append(
+            takes.end_ns - gives.start_ns
+        )  # the other request is sent with the parameters that this one returns
     if loaded is not None and (steps := [each.start_ns for each in given if isinstance(each, Schedule)]):
-        most.append(loaded.end_ns - max(steps))  # all of the prompt was scheduled before all of it had come
+        most.append(loaded.end_ns - max(steps))  # the whole prompt was scheduled before all of it had arrived
     if is_only_taker:
         heard = [each.end_ns for each in given if isinstance(each, Read | Lease)]
         if heard:
-            least.append(takes.start_ns - min(heard))  # it reports, and asks for more time, once it has the request
+            least.append(
+                takes.start_ns - min(heard)
+            )  # it reports, and extends the lease, after it has received the request
         begun = [each.start_ns for each in taken if isinstance(each, Alloc) and each.allocated]
         ends = [each.end_ns for each in given if isinstance(each, Read | Sent)]
         if loaded is not None and begun and ends and not any(isinstance(each, Free) for each in given):
-            least.append(begun[0] - min(ends))  # it reads into blocks that it has, and says so when it has read
+            least.append(begun[0] - min(ends))  # it reads into allocated blocks, and reports after the read
     bounds = Ahead(max(least, default=None), min(most, default=None))
     if bounds.least_ns is not None and bounds.most_ns is not None and bounds.least_ns > bounds.most_ns:
-        return Ahead(None, None)  # a clock was set meanwhile
+        return Ahead(None, None)  # a clock was set in the meantime
     return bounds
 
 

@@ -1,7 +1,7 @@
 """The state of one engine across its requests: blocks, open transfers, stored chunks.
 
-Pure, like the accounts. It expects the events of one recorder in order; the detector sees to that. It holds facts, each known
-by itself: where events are missing, what they may have touched is forgotten, and is known again once it is reported again.
+Pure, like the accounts. It expects the events of one recorder in order, which the detector ensures. Each fact is known
+independently: if events are missing, the facts that they may have changed are forgotten until they are reported again.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from kvtrail.tracer.ledger.transfers import TransferEnds, TransferFlow
 from kvtrail.tracer.model.findings import Unknown
 
 MAX_LEFT = 1_000
-"""Requests without blocks for which it is remembered when they gave theirs back."""
+"""Maximum number of requests without blocks for which the release of their blocks is remembered."""
 
 
 class Identity(NamedTuple):
-    """What a request's KV depends on beside its tokens: its adapter and salt, and the version of the adapter; None where it
-    has none, or does not report it."""
+    """The properties besides the tokens on which a request's KV depends: its adapter and salt, and the adapter's version;
+    None if it has none, or does not report them."""
 
     identity: str | None
     version: str | None
@@ -70,83 +70,84 @@ class Identity(NamedTuple):
 
 @dataclass(slots=True)
 class Engine:
-    """One engine, as one recorder shows it."""
+    """The state of one engine, from the events of one recorder."""
 
     missing: Unknown | None = None
-    """Why events of the recorder are missing; None if none are. What has been reported since is known all the same."""
+    """Why events of the recorder are missing; None if none are. Facts reported since then are still known."""
     blind: Unknown | None = None
-    """Why nothing can be said of the engine as a whole, however much is reported; None if something can."""
+    """Why nothing can be concluded about the engine as a whole, regardless of its reports; None if conclusions are
+    possible."""
     lost_number: int = -1
     """The highest number of a missing event."""
     time: RecordedTime = field(default_factory=RecordedTime)
     """The recorder's own time."""
     clocks: DeadlineClocks = field(default_factory=DeadlineClocks)
-    """What of this time the scheduler could use: the clocks of rules with a deadline."""
+    """Time in which the scheduler could have acted. Deadline rules use it."""
     closed: bool = False
     """Whether the recorder has sent its end record."""
     raised: bool = False
-    """Whether the scheduler's last call of a connector raised: vLLM ends then, and nothing more is to be expected."""
+    """Whether the scheduler's last call of a connector raised: then vLLM ends, and no more events are expected."""
     met: dict[str, Identity] = field(default_factory=dict)
-    """Open requests with all events known: they have begun since events were last missing."""
+    """Open requests with complete events: they began after the last missing event."""
     tables: dict[str, BlockTable] = field(default_factory=dict)
-    """Block tables of the requests that hold blocks, where they are known."""
+    """Known block tables of the requests that hold blocks."""
     unknown_tables: set[str] = field(default_factory=set)
     """Requests with an open transfer and an unknown table."""
     given: dict[int, Event] = field(default_factory=dict)
-    """By block, the event that gave it out last, free as it was; an allocation without its table, which may be long."""
+    """By block, the last event that allocated it from the free blocks; an allocation is stored without its long table."""
     left: BoundedDict[str, Event] = field(default_factory=lambda: BoundedDict(MAX_LEFT))
-    """The requests that hold no blocks since an event: they were preempted, have ended, or their load has failed."""
+    """Requests without blocks, with the event since which: a preemption, an end, or a failed load."""
     step: int | None = None
-    """The latest scheduling step with an event that names it."""
+    """The latest scheduling step that an event names."""
     ran_number: int = -1
     """The number of the latest step of a request."""
     admitted: set[str] = field(default_factory=set)
-    """Requests that have been given blocks and have not run since."""
+    """Requests that received blocks and have not run since."""
     transfers: dict[int, dict[str, Event]] = field(default_factory=dict)
-    """Open asynchronous transfers over a block: by block, then by the request that has the transfer."""
+    """Open asynchronous transfers over a block: by block, then by the transfer's request."""
     contested: dict[Job | str, tuple[int, Event]] = field(default_factory=dict)
-    """Open transfers over a block that has since been given to another request: the block, and the event that gave it. By the
-    transfer, if it has a number, or by request for an asynchronous load. A flush settles it."""
+    """Open transfers over a block that has since been allocated to another request: the block, and the event of the
+    allocation. By transfer, if it has a number, or by request for an asynchronous load. A flush settles it."""
     undecided: set[Job | str] = field(default_factory=set)
-    """Open transfers over a block that was given to another request, while it is not known who held it."""
+    """Open transfers over a block that was allocated to another request while its holder was unknown."""
     jobs: dict[Job, Plan] = field(default_factory=dict)
-    """Open transfers that have a number."""
+    """Open numbered transfers."""
     loads: dict[str, Alloc] = field(default_factory=dict)
     """Open asynchronous loads by request."""
     flow: TransferFlow = field(default_factory=TransferFlow)
-    """How the connectors' transfers get on. Kept where events are missing."""
+    """The progress of the connectors' transfers. Kept even if events are missing."""
     lookups: dict[str, dict[str, Lookup]] = field(default_factory=dict)
     """The last lookup of a live request, by connector."""
     stores: dict[str, ChunkKeys] = field(default_factory=dict)
     """The chunks in the connectors' stores, by connector."""
     handoffs: HandOffs = field(default_factory=HandOffs)
-    """What engines hand over to each other. All recorders share it."""
+    """The hand-offs between engines. All recorders share it."""
     invalid: dict[int, LoadError | Received] = field(default_factory=dict)
-    """Blocks that failed to load and that have not been computed since, with the report of that."""
+    """Blocks that failed to load and have not been computed since, with the report of the failure."""
     recomputing: dict[int, set[str]] = field(default_factory=dict)
-    """The requests that have begun to compute such a block, from its first token on."""
+    """The requests that have started to compute such a block from its first token."""
     ran_since: dict[str, Schedule] = field(default_factory=dict)
-    """The requests that have run since the last load error, while there are such blocks, and the last step of each."""
+    """The requests that have run since the last load error, and the last step of each, as long as there are such blocks."""
     storing: set[str] = field(default_factory=set)
     """Connectors with recorded stores."""
     short: Load | None = None
-    """A load of the last step with loads that brought less than expected, while no error has been reported since."""
+    """A load that copied less than expected, in the last step with loads, as long as no error has been reported since."""
     kept: dict[str, RequestEnd] = field(default_factory=dict)
-    """The ends of requests with blocks that are kept since."""
+    """The ends of requests whose blocks are still kept."""
     beat: Heartbeat | None = None
     """The latest heartbeat that had the scheduler's steps."""
     transfer_ends: dict[tuple[str, str], TransferEnds] = field(default_factory=dict)
-    """By connector and direction, whether its transfers still end: `load`, `store`, or `save` for what an ended request's
-    blocks are kept for."""
+    """By connector and direction, the transfers and whether they still end: `load`, `store`, or `save` for transfers that
+    keep an ended request's blocks."""
     probes_off: set[str] = field(default_factory=set)
-    """Connectors with a probe that has switched itself off."""
+    """Connectors with a probe that switched itself off."""
     followers: Followers = field(default_factory=dict)
     """The methods of the rules' states."""
     states: RuleStates = field(default_factory=RuleStates)
-    """What single rules remember of the engine."""
+    """The rules' own states for the engine."""
 
     def keys(self, connector_id: str) -> ChunkKeys:
-        """What is known of the chunks in a connector's store."""
+        """The known chunks in a connector's store."""
         known = self.stores.get(connector_id)
         if known is None:
             known = self.stores[connector_id] = ChunkKeys(lost=self.missing)
@@ -157,7 +158,7 @@ class Engine:
         return self.lookups.get(event.request or "", {}).get(event.connector_id)
 
     def mark_gap(self, why: Unknown, *, before: Event) -> None:
-        """Events are missing before this one: forget all that they may have changed."""
+        """Note that events are missing before this one: forget all facts that they may have changed."""
         self.missing, self.lost_number = why, before.sequence - 1
         self.flow.mark_gap(before)
         for known in self.stores.values():
@@ -196,7 +197,9 @@ class Engine:
     def _enter_lookup(self, event: Lookup) -> None:
         self.step = event.scheduler_step
         if event.request is not None:
-            if event.request in self.tables:  # vLLM asks only about a request without blocks: a failed load's are free
+            if (
+                event.request in self.tables
+            ):  # vLLM asks only about a request without blocks: the blocks of a failed load are free
                 self._leave(event)
             self.lookups.setdefault(event.request, {})[event.connector_id] = event
         if event.chunk_keys:
@@ -238,7 +241,7 @@ class Engine:
         self.short, self.ran_number = None, event.sequence
         first = request in self.admitted
         if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
-            if self.transfers and (first or not event.blocks_whole):  # a table that is reported again gives nothing
+            if self.transfers and (first or not event.blocks_whole):  # a table that is reported again allocates nothing
                 self._contest(event, event.blocks_ids, are_new=not first)
             if not first and not event.blocks_whole:
                 self.handoffs.enter_given_out(event, event.blocks_ids)
@@ -257,14 +260,14 @@ class Engine:
                 self._recompute(request, event)
 
     def _give(self, event: Alloc | Schedule, blocks: Collection[int]) -> None:
-        """A request is given blocks that were free."""
+        """Enter that free blocks were allocated to a request."""
         if blocks:
             given = event if type(event) is Schedule else structs.replace(event, blocks_ids=None, blocks_by_group=None)
             self.given.update(dict.fromkeys(blocks, given))
 
     def given_since_left(self, plan: Plan) -> dict[int, Event]:
-        """The blocks of a plan that were given to others since the request of the plan gave its own back, each with the event
-        that gave it; nothing for a request that holds blocks, or is not known to have had any."""
+        """The blocks of a plan that were allocated to other requests since the plan's request freed its blocks, each with the
+        event of the allocation; empty for a request that holds blocks, or whose blocks are unknown."""
         left = self.left.get(plan.request or "")
         if left is None:
             return {}
@@ -278,16 +281,15 @@ class Engine:
         }
 
     def has_run_since(self, given: Event) -> bool:
-        """Whether the step that gave a block out is known to have run: before that, it may still be copied."""
+        """Whether the step that allocated a block is known to have run: before that, it may still be copied."""
         step = getattr(given, "scheduler_step", None)
         return step is not None and self.step is not None and step < self.step
 
     def _given_afresh(self, event: Alloc, lookup: Lookup | None) -> Iterable[int]:
-        """The blocks of an allocation that may be newly allocated. A failed block is not new if vLLM's own cache takes
-        it for computed, an error named it, and this request was the last to receive it. Otherwise it may be new: a
-        request may hit in the cache what another one computes in the same step. A block that the request holds is not
-        new either if it failed since the last lookup: after an asynchronous load, vLLM reports all blocks of the
-        request again."""
+        """The blocks of an allocation that may be newly allocated. A failed block is not new if vLLM's own cache considers it
+        computed, an error named it, and this request was the last to receive it. Otherwise it may be new: a request may hit
+        blocks that another one computes in the same step. A block that the request holds is not new either if it failed since
+        the last lookup: after an asynchronous load, vLLM reports all blocks of the request again."""
         blocks, held = event.blocks_ids or (), self.tables.get(event.request or "") or ()
         if lookup is None:
             return blocks
@@ -314,7 +316,7 @@ class Engine:
                 self.recomputing.pop(block, None)
 
     def _recompute(self, request: str, event: Schedule) -> None:
-        """Forget the failed loads of blocks that a step computes: those after its first token, and those begun before."""
+        """Forget the failed loads of blocks that a step computes: blocks after its first token, and partly computed ones."""
         end = event.computed + event.scheduled
         table = self.tables.get(request)
         if table is None:  # it may compute any of them
@@ -407,7 +409,7 @@ class Engine:
                 self._stored(plan)
 
     def _enter_flush(self, event: Flush) -> None:
-        """The transfer ends before the step runs, so its blocks may be given away in it."""
+        """Enter a flush: the transfer ends before the step runs, so its blocks may be allocated again in this step."""
         self._settle(event.job)
         if plan := self.jobs.get(event.job):
             self._close(plan, plan.blocks_ids or ())
@@ -415,7 +417,7 @@ class Engine:
     def _enter_load(self, event: Load) -> None:
         if event.expected is not None and event.count < event.expected:
             self.short = event
-        elif self.short is not None and self.short.start_ns != event.start_ns:  # those of a step begin together
+        elif self.short is not None and self.short.start_ns != event.start_ns:  # the transfers of a step begin together
             self.short = None
 
     def _enter_load_error(self, event: LoadError) -> None:
@@ -424,7 +426,7 @@ class Engine:
         self._fails(event, event.blocks_ids)
 
     def _fails(self, event: LoadError | Received, blocks: Iterable[int]) -> None:
-        """Blocks have failed to load: those that a load error names, or all of a load that is reported as failed."""
+        """Enter blocks that failed to load: the blocks that a load error names, or all blocks of a failed load."""
         self.ran_since.clear()
         for block in blocks:
             self.invalid[block] = event
@@ -457,8 +459,8 @@ class Engine:
             self.beat = event
 
     def _blame_probe(self) -> None:
-        """A probe has switched itself off, and the recorder has left a gap for what it reported: that is the reason for what
-        is unknown."""
+        """Enter that a probe switched itself off. The recorder left a gap for its reports; the probe is the reason for
+        unknown facts."""
         if self.missing is Unknown.LOST:
             self.missing = Unknown.PROBE
         for known in self.stores.values():
@@ -466,7 +468,7 @@ class Engine:
                 known.lost = Unknown.PROBE
 
     def _release(self, event: Sent | Free | Received) -> None:
-        """The blocks of an ended request are given back, if any were kept."""
+        """Enter that an ended request's kept blocks, if any, are freed."""
         request = event.request or ""
         end = self.kept.pop(request, None)
         if end is not None and (end.connector_id, "save") in self.transfer_ends:
@@ -480,11 +482,11 @@ class Engine:
         return ends
 
     def _begin(self, plan: Plan, direction: str) -> None:
-        """A transfer with a number has begun."""
+        """Enter the start of a numbered transfer."""
         job = plan.connector_id, plan.transfer_id or 0
         self.jobs[job] = plan
         ends = self._ends(plan, direction)
-        ends.open.pop(plan.request or "", None)  # the same load, as its allocation announced it
+        ends.open.pop(plan.request or "", None)  # the same load that its allocation announced
         ends.begin(job, plan)
         self._open(plan, plan.blocks_ids or ())
         for block, given in self.given_since_left(plan).items():
@@ -492,7 +494,7 @@ class Engine:
                 self.contested.setdefault(job, (block, given))  # it may be waited for before the step runs
 
     def _end(self, key: Job | str, began: Event, direction: str, event: Event) -> None:
-        """A transfer has ended. Its time is measured up to the event before: this one may be a jump of the clock."""
+        """Enter the end of a transfer. Its time is measured up to the previous event: this one may be a jump of the clock."""
         self._ends(began, direction).end(key, event, max(0, self.time.now_ns - self.time.of(began)))
 
     def _enter_store(self, event: Store) -> None:
@@ -508,8 +510,8 @@ class Engine:
             keys.stored(event.chunk_keys)
 
     def _contest(self, event: Event, blocks: Iterable[int], *, are_new: bool = False) -> None:
-        """Note open transfers of other requests over blocks given to this one, unless the others hold the block too. Blocks
-        that `are_new` come from the pool, and not from its prefix cache: another holds none that it may have given back."""
+        """Note open transfers of other requests over blocks allocated to this one, unless the other requests also hold the
+        block. Blocks that `are_new` come from the pool, not from its prefix cache: no other request can hold them."""
         for block in blocks:
             for owner, transfer in self.transfers.get(block, {}).items():
                 table = self.tables.get(owner)
@@ -523,12 +525,12 @@ class Engine:
                     self.contested.setdefault(key, (block, event))
 
     def _settle(self, key: Job | str) -> None:
-        """A transfer has ended, or is waited for."""
+        """Enter that a transfer has ended, or is waited for."""
         self.contested.pop(key, None)
         self.undecided.discard(key)
 
     def _leave(self, event: Event) -> None:
-        """A request gives its blocks back. A child of a MultiConnector may say so once more."""
+        """Enter that a request frees its blocks. A child of a MultiConnector may report this again."""
         self._holds_nothing(event.request or "")
         self.left.setdefault(event.request or "", event)
 

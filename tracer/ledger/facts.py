@@ -1,8 +1,8 @@
-"""The facts of a request's life: what its calls amount to, each established once, by its account.
+"""The facts about a request, derived from its calls; its account establishes each fact once.
 
-A call says little by itself. Which allocation uses which answer, whether a step is the first after an admission, whether a
-preemption was reported before by another child of a MultiConnector: that follows from the calls before it. Whoever sums up,
-draws or explains requests reads these facts, and follows no events.
+A single call says little. Which allocation uses which answer, whether a step is the first after an admission, whether a
+preemption was reported before by another child of a MultiConnector: that follows from earlier calls. Code that sums up,
+draws or explains requests reads these facts, not events.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Offer(Struct, eq=False):
 
     Attributes:
         lookup: the latest one of this connector.
-        deferred_since_ns: when the connector first answered 'ask me later'; None once it has answered.
-        alloc: the allocation that used the answer; None while there is none.
+        deferred_since_ns: when the connector first answered 'ask me later'; None after it has answered.
+        alloc: the allocation that used the answer; None if there is none yet.
     """
 
     lookup: Lookup
@@ -47,7 +47,7 @@ class Offer(Struct, eq=False):
 
 
 class Began(Struct, eq=False):
-    """A request has come."""
+    """A request arrived."""
 
     event: RequestStart
 
@@ -57,7 +57,7 @@ class LookedUp(Struct, eq=False):
 
     Attributes:
         deferred_for_ns: how long it had answered 'ask me later' before this answer; None if it had not.
-        unused: its answer before, if no allocation used it.
+        unused: its previous answer, if no allocation used it.
     """
 
     event: Lookup
@@ -70,7 +70,7 @@ class Admitted(Struct, eq=False):
 
     Attributes:
         offer: the offer of this connector.
-        others: those of other connectors for the same admission.
+        others: other connectors' offers for the same admission.
     """
 
     event: Alloc
@@ -79,12 +79,12 @@ class Admitted(Struct, eq=False):
 
     @property
     def lookup(self) -> Lookup:
-        """The lookup with the answer that this allocation used."""
+        """The lookup whose answer this allocation used."""
         return self.offer.lookup
 
     @property
     def is_last(self) -> bool:
-        """Whether all connectors that have answered have been given their blocks."""
+        """Whether all connectors that answered have received their blocks."""
         return all(other.alloc is not None or other.lookup.returned is None for other in self.others)
 
 
@@ -105,7 +105,7 @@ class Ran(Struct, eq=False):
 
     Attributes:
         admitted: the offers used, if this is the first step after an admission; otherwise empty.
-        total: the request's tokens before it; None where they are not known.
+        total: the request's tokens before it; None if unknown.
     """
 
     event: Schedule
@@ -125,13 +125,13 @@ class Preempted(Struct, eq=False):
 
 
 class Copied(Struct, eq=False):
-    """A worker, or a log, reports a copy."""
+    """A worker or a log reports a copy."""
 
     event: Load | Store
 
 
 class Transferred(Struct, eq=False):
-    """A transfer with a number has ended, well or not."""
+    """A numbered transfer has ended, successfully or not."""
 
     event: TransferEnd
     plan: Plan
@@ -141,7 +141,7 @@ class Ended(Struct, eq=False):
     """A request has ended.
 
     Attributes:
-        unused: answers that no allocation has used.
+        unused: answers that no allocation used.
     """
 
     event: RequestEnd
@@ -149,13 +149,13 @@ class Ended(Struct, eq=False):
 
 
 class Released(Struct, eq=False):
-    """The blocks of a request that has ended are given back."""
+    """The kept blocks of an ended request are freed."""
 
     event: Sent | Free | Received
 
 
 class Failed(Struct, eq=False):
-    """A call about a request raised, and comes to nothing else."""
+    """A call about a request raised, and establishes no other fact."""
 
     event: Event
 
@@ -165,12 +165,12 @@ class Breakdown(Struct, eq=False):
 
     Attributes:
         event: the allocation.
-        lookup: the lookup that it answers; of a MultiConnector's children, that of the last one.
-        parts: in order; they make up the request's tokens at the lookup.
-        chain: the hashes of its full blocks; None where they are not known.
-        is_final: whether nothing changes any more: before that, what was promised may not be loaded.
+        lookup: its lookup; with a MultiConnector, the last child's.
+        parts: the parts in order; they add up to the request's tokens at the lookup.
+        chain: the hashes of its full blocks; None if unknown.
+        is_final: whether the parts cannot change any more: before that, promised tokens may fail to load.
         identity: the request's cache salt and adapter, if it has any and its start was recorded.
-        block_size: tokens of a block of the chain; 0 where that is not known.
+        block_size: number of tokens in a block of the chain; 0 if unknown.
     """
 
     event: Alloc
@@ -183,7 +183,7 @@ class Breakdown(Struct, eq=False):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the parts make up the prompt, one after the other."""
+        """Whether the parts cover the prompt contiguously."""
         end = 0
         for part in self.parts:
             if part.start != end:
@@ -193,13 +193,13 @@ class Breakdown(Struct, eq=False):
 
     @property
     def prefix(self) -> str:
-        """The prefix of the prompt, as `prefix_of` has it. Empty where hashes are not known, and after a preemption: then
-        outputs are part of the chain."""
+        """The prefix of the prompt (`prefix_of`). Empty if hashes are unknown, and after a preemption: then outputs are part
+        of the chain."""
         return "" if self.event.epoch else prefix_of(self.chain or (), self.block_size)
 
     def shorten(self) -> None:
-        """Keep of the chain what the prefix needs: no more is asked of an admission that is explained and summed up, and the
-        hashes of a long prompt take more memory than all else that is held of it."""
+        """Drop the hashes that the prefix does not need: an explained admission needs no others, and the hashes of a long
+        prompt take more memory than the rest of its state."""
         if self.chain is not None:
             self.chain = self.chain[: blocks_of_prefix(self.block_size)]
 
@@ -222,8 +222,8 @@ Fact = Began | LookedUp | Admitted | LoadReceived | Ran | Preempted | Copied | T
 
 
 def tiers_of(alloc: Alloc) -> dict[str, int]:
-    """The tokens that an allocation is to load, by the tier that they come from; none where the connector names no tiers, or
-    its numbers do not add up. vLLM counts such tokens as of an unspecified source (`get_external_cache_hit_sources`)."""
+    """The tokens that an allocation is to load, by source tier; empty if the connector names no tiers, or its numbers do not
+    add up. vLLM counts such tokens with an unspecified source (`get_external_cache_hit_sources`)."""
     tiers: dict[str, int] = {}
     for source in alloc.hit_sources or ():
         tier, _, tokens = source.rpartition(":")
@@ -233,7 +233,7 @@ def tiers_of(alloc: Alloc) -> dict[str, int]:
 
 
 class Offers(dict[str, Offer]):
-    """The offers for one admission of a request, by connector: what lookups and allocations have to do with each other."""
+    """The offers for one admission of a request, by connector: relates lookups to allocations."""
 
     __slots__ = ()
 
@@ -253,7 +253,7 @@ class Offers(dict[str, Offer]):
                 offer.deferred_since_ns = event.end_ns
 
     def look_up(self, event: Lookup) -> LookedUp:
-        """Enter a lookup; returns what it comes to."""
+        """Enter a lookup; returns its fact."""
         before = self.get(event.connector_id)
         unused = lasted_ns = None
         if before is not None and before.alloc is None:
@@ -264,8 +264,8 @@ class Offers(dict[str, Offer]):
         return LookedUp(event, lasted_ns, unused)
 
     def allocate(self, event: Alloc) -> Admitted | None:
-        """Enter an allocation. None if it uses no offer: it failed, or is the second one, which follows an asynchronous load
-        and admits nothing new."""
+        """Enter an allocation. None if it uses no offer: it failed, or is the second allocation after an asynchronous load,
+        which admits nothing new."""
         offer = self.get(event.connector_id)
         if offer is None or offer.alloc is not None or offer.lookup.returned is None or event.error is not None:
             return None
@@ -278,7 +278,7 @@ class Offers(dict[str, Offer]):
         return [offer.alloc for offer in self.values() if offer.alloc is not None]
 
     def use(self) -> Sequence[Offer]:
-        """The request runs: return the offers that were used, and forget all."""
+        """Enter that the request runs: return the used offers, and forget all."""
         if not self:
             return ()
         admitted = [offer for offer in self.values() if offer.alloc is not None]
@@ -286,5 +286,5 @@ class Offers(dict[str, Offer]):
         return admitted
 
     def unused(self) -> Sequence[Lookup]:
-        """The answers that no allocation has used."""
+        """The answers that no allocation used."""
         return [offer.lookup for offer in self.values() if offer.alloc is None]

@@ -1,4 +1,4 @@
-"""How hand-offs end, each end a fact, and their sums by the engines of a pair. Pure and bounded."""
+"""Ends of hand-offs as facts, and their sums by the engines of a pair. Pure and bounded."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event, Side
 
 MAX_FLOWS = 1_000
-"""Pairs of engines that are remembered; beyond that the oldest is forgotten."""
+"""Maximum number of remembered pairs of engines; beyond that the oldest is forgotten."""
 NOBODY = ""
-"""In place of the engine that takes, where no request that takes the hand-off is known."""
+"""Placeholder for the taking engine if no taking request is known."""
 
 
 class Outcome(StrEnum):
-    """How a hand-off ended, on the side that says so."""
+    """How a hand-off ended, on the side that reports the end."""
 
     READ = "read"
-    """Of the engine that gives: the blocks were given back since they had been read."""
+    """Giving engine: the blocks were freed because they had been read."""
     EXPIRED = "expired"
-    """The lease had run out."""
+    """Giving engine: the lease expired."""
     FREED = "freed"
-    """The blocks were given back, and it is not recorded why."""
+    """Giving engine: the blocks were freed for an unrecorded reason."""
     LOADED = "loaded"
-    """Of the engine that takes: the load went well."""
+    """Taking engine: the load succeeded."""
     FAILED = "failed"
-    """The load failed."""
+    """Taking engine: the load failed."""
     NOT_LOADED = "not_loaded"
-    """The request ended without a load: it was aborted, or needed nothing."""
+    """Taking engine: the request ended without a load: it was aborted, or needed none."""
     DECLINED = "declined"
-    """The request was refused, or its client left, before the engine could schedule it."""
+    """Taking engine: the request was refused, or its client disconnected, before it was scheduled."""
 
 
 OF_SIDE = {
@@ -46,9 +46,9 @@ class HandedOver(NamedTuple):
     """A hand-off has ended on one side.
 
     Attributes:
-        event: what ended it.
-        side: that of the engine of the event.
-        lasted_ns: of the engine that gives, how long the blocks were kept; of the one that takes, the time from the
+        event: the event that ended it.
+        side: the side of the event's engine.
+        lasted_ns: giving engine: how long the blocks were kept; taking engine: the time since the
             request's arrival. By this engine's own clock.
     """
 
@@ -60,13 +60,13 @@ class HandedOver(NamedTuple):
 
 @dataclass(slots=True)
 class Flow:
-    """What one engine has handed over to another.
+    """Sums of the hand-offs from one engine to another.
 
     Attributes:
-        handoffs: requests that take, or, where nobody does, hand-offs that ended so.
-        tokens: of those.
-        outcomes: of both sides.
-        waited_ns: from the arrival of the requests that take to the ends of their loads, those that went well.
+        handoffs: number of taking requests, or of hand-offs that ended without one.
+        tokens: their tokens.
+        outcomes: the outcomes on both sides.
+        waited_ns: total time from the arrival of the taking requests to the ends of their successful loads.
     """
 
     handoffs: int = 0
@@ -76,12 +76,12 @@ class Flow:
 
     @property
     def mean_wait_ns(self) -> int | None:
-        """From the arrival of a request that takes to the end of its load; None where none has loaded."""
+        """Mean time from the arrival of a taking request to the end of its load; None if none has loaded."""
         loaded = self.outcomes[Outcome.LOADED]
         return self.waited_ns // loaded if loaded else None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready data; of the outcomes those that occurred."""
+        """JSON-ready data, with the outcomes that occurred."""
         return {
             "handoffs": self.handoffs,
             "tokens": self.tokens,
@@ -91,7 +91,7 @@ class Flow:
 
 
 class Flows:
-    """The sums by the engine that gives and the one that takes."""
+    """The sums by giving and taking engine."""
 
     def __init__(self) -> None:
         self._flows: BoundedDict[tuple[str, str], Flow] = BoundedDict(MAX_FLOWS)
@@ -104,5 +104,5 @@ class Flows:
         return flow
 
     def known(self) -> list[tuple[tuple[str, str], Flow]]:
-        """All of them. Another thread than the one that enters may ask."""
-        return list(self._flows.items())  # a copy in one go
+        """All sums. Any thread may call this."""
+        return list(self._flows.items())  # an atomic copy

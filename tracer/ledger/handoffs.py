@@ -1,8 +1,8 @@
 """Hand-offs: requests that one engine prefills and another decodes, as both engines recorded them.
 
-All recorders share this, as a pair is judged once, whichever side comes first. Sides are joined by what both engines call the
-hand-off, and by nothing that a client chooses. The clocks of two engines are never compared: what came first is known where
-one recorder recorded both, or where it follows from a message. Pure and bounded.
+All recorders share this, since a pair is judged once, whichever side arrives first. Sides are joined by the names that both
+engines use, never by values that a client chooses. The clocks of two engines are never compared: the order of two events is
+known only if one recorder recorded both, or if a message proves it. Pure and bounded.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from kvtrail.tracer.ledger.account import SCHEDULER
 from kvtrail.tracer.ledger.handoff_sums import NOBODY, Flows, HandedOver, Outcome
 
 MAX_HANDOFFS = 100_000
-"""Hand-offs remembered; beyond that the oldest is forgotten."""
+"""Maximum number of remembered hand-offs; beyond that the oldest is forgotten."""
 MAX_BLOCKS = 1_000_000
-"""Blocks of a recorder's engine that were given back and are followed."""
+"""Maximum number of freed blocks that are tracked per recorder."""
 MAX_ENGINES = 10_000
-"""Engines that give: how many of them are remembered as living or not."""
+"""Maximum number of giving engines whose liveness is remembered."""
 MAX_TAKERS = 16
-"""Requests remembered that take one hand-off."""
+"""Maximum number of remembered taking requests per hand-off."""
 MAX_REPORTS = 256
-"""Reports remembered of one hand-off, or writes that are open."""
+"""Maximum number of remembered reports, or of open writes, per hand-off."""
 MAX_WATCHED = 1_000
-"""Hand-offs of a recorder that wait for a reader's report at the same time."""
+"""Maximum number of a recorder's hand-offs that wait for a reader's report at once."""
 ON_ITS_WAY_NS = 10 * 10**9
-"""For how long a reader's report may be on its way, once its load has been heard of."""
+"""Maximum delay of a reader's report after the end of its load is known."""
 PUSH = "push"
-"""The mode of a connector that writes into the engine that decodes."""
+"""The mode of a connector that writes into the decode engine."""
 Place = tuple[str, str]
 """An engine and its id of a request."""
 KINDS = frozenset({
@@ -60,8 +60,7 @@ KINDS = frozenset({
 
 
 class Taker(NamedTuple):
-    """A request that has received what was handed over: its side, and the end of its load. What it loaded may be computed
-    again."""
+    """A request that received the hand-off: its side, and the end of its load. The loaded blocks may still be recomputed."""
 
     event: Handoff
     received: Received
@@ -70,30 +69,30 @@ class Taker(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Pair:
-    """One hand-off: what is known of the engine that gives, and of the requests that take.
+    """One hand-off: the known state of the giving engine, and of the taking requests.
 
     Attributes:
-        given: what is given, and when; None while that engine has not reported it.
+        given: the giving event with the parameters; None until that engine has reported it.
         freed: when the blocks were freed after the request's end, if that was recorded.
-        released: when the blocks were given back first, by the lease's end or since they were read.
-        reports: those of readers that are not known to have come after that, or the ends of writes.
-        late: the first report of a reader after it, or the first write that ended well after it, from the same recorder; or
-            the first report to another launch of the engine that gives, which never had these blocks.
-        writes: what the engine that gives writes, by the other engine's id of the request that it writes to.
-        open: those of these writes that are not known to have ended.
-        followed: whether it is known who gets its blocks after they were given back, as far as `given_out` says.
-        given_out: the event by which another request was given one of them, before the late report.
-        quiet_ns: since when, by the clock of the engine that gives, it is waited for the report of a reader that needs the
-            blocks no more, though their lease has ended; 0 if it is not.
+        released: the first release of the blocks, at the lease's end or after a read.
+        reports: reports of readers, or ends of writes, that are not known to be later than the release.
+        late: the first report of a reader, or the first successful end of a write, after the release, from the same
+            recorder; or the first report to another launch of the giving engine, which never had these blocks.
+        writes: writes of the giving engine, by the other engine's id of the destination request.
+        open: the writes that are not known to have ended.
+        followed: whether the new holders of the released blocks are known; then `given_out` is reliable.
+        given_out: the event that allocated one of them to another request, before the late report.
+        quiet_ns: start of the wait for the report of a reader that no longer needs the blocks, although their lease has
+            ended, by the giving engine's clock; 0 if there is no such wait.
         takers: the sides of the requests that are to read it, by engine and request.
-        declined: the sides of those that were to read it and were refused, or left, before they were scheduled.
-        loads: the ends of their loads that went well.
-        failed: those of them with a failed load or read: no report need follow.
-        counted: the ends that are counted, of the requests on that side.
-        counted_as: what the end of the engine that gives is counted as, so far.
-        over: the ends of those that neither loaded nor failed to, if all their events are known.
-        unserved: those that have ended before a load did, or failed to load.
-        recomputed: those with blocks that were reported as not loaded, so that vLLM computes them again.
+        declined: the sides of requests that were refused, or disconnected, before they were scheduled.
+        loads: the ends of successful loads.
+        failed: requests with a failed load or read: no report need follow.
+        counted: the counted ends of the taking requests.
+        counted_as: the outcome as which the giving engine's end is counted so far.
+        over: the ends of requests that neither loaded nor failed to load, if all their events are known.
+        unserved: requests that ended before their load, or failed to load.
+        recomputed: requests with blocks that were reported as not loaded, so that vLLM recomputes them.
     """
 
     given: Handoff | None = None
@@ -118,20 +117,20 @@ class Pair:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What both engines call it; nothing as long as neither has said so."""
+        """The names that both engines use; empty until one of them is known."""
         sides = (*([] if self.given is None else [self.given]), *self.readers)
         return tuple(dict.fromkeys(key for side in sides for key in side.handoff_keys))
 
     @property
     def giver(self) -> str | None:
-        """The engine that gives, as it says itself, or as a reader says; None if neither did."""
+        """The giving engine, according to itself or to a reader; None if unknown."""
         if self.given is not None:
             return self.given.engine
         return next((each.handoff_peer for each in self.readers if each.handoff_peer), None)
 
     @property
     def readers(self) -> list[Handoff]:
-        """The sides of the requests that are to read it, and of those that have declined to."""
+        """The sides of the requests that are to read it, and of requests that declined."""
         return [*self.takers.values(), *self.declined.values()]
 
     @property
@@ -141,17 +140,17 @@ class Pair:
 
     @property
     def waiting(self) -> list[Handoff]:
-        """The sides of the requests that have yet to load it."""
+        """The sides of the requests that have not loaded it yet."""
         return [each for place, each in self.takers.items() if place not in self.loads and place not in self.unserved]
 
     @property
     def expired(self) -> Free | None:
-        """The end of the lease, if the blocks were given back by that."""
+        """The end of the lease, if it released the blocks."""
         return self.released if isinstance(self.released, Free) and self.released.lease_expired else None
 
     def settled_by(self, freed: Free) -> Read | Xfer | None:
-        """The report after which the rank that gave its blocks back by this event had to keep them for nobody: of the last of
-        its readers, each counted once, or of the end of the last of its own writes. None if not all are known to be done."""
+        """The report after which the rank that released its blocks with this event no longer needed to keep them: the report
+        of its last reader, each counted once, or the end of its last write. None if not all are known to be done."""
         here = [each for each in self.reports if _rank(each) == _rank(freed)]
         reads, ended = (
             [each for each in here if isinstance(each, Read)],
@@ -174,13 +173,13 @@ class Pair:
 
     @property
     def missing(self) -> tuple[int, int] | None:
-        """How many reports the rank with the lease that ended has had, and how many of readers it needed; None if none is
-        known to be missing. Who writes itself gets none."""
+        """The number of received and required readers' reports of the rank whose lease ended; None if none is known to be
+        missing. A rank that writes gets no reports."""
         expired = self.expired
         if expired is None or self.late is not None or self.writes:
             return None
         if expired.role == SCHEDULER and any(each.recorder != expired.recorder for each in self.reports):
-            return None  # it gives back what all ranks kept, and which of them had their reports is not known
+            return None  # it releases the blocks of all ranks, and it is unknown which ranks had their reports
         if not self.reports:
             return 0, 1
         expected = _expected(self.reports)
@@ -188,24 +187,24 @@ class Pair:
         return None if expected is None or reports >= expected else (reports, expected)
 
     def is_of_another_launch(self, event: Event) -> bool:
-        """Whether an event of the engine that gives is of another launch of it than the hand-off."""
+        """Whether an event of the giving engine belongs to another launch than the hand-off."""
         given = self.given
         return given is not None and None not in (given.launch, event.launch) and given.launch != event.launch
 
     @property
     def is_given_out(self) -> bool | None:
-        """Whether another request was given one of the blocks before the late report; None if that is not known."""
+        """Whether one of the blocks was allocated to another request before the late report; None if unknown."""
         return True if self.given_out is not None else False if self.followed else None
 
     @property
     def received(self) -> Iterator[Taker]:
-        """Those that have received it, in the order in which they were heard."""
+        """The requests that received it, in order of arrival."""
         return (Taker(self.takers[place], load, place in self.recomputed) for place, load in self.loads.items())
 
     @property
     def done(self) -> list[Received | RequestEnd]:
-        """By which of the requests that take need nothing more: the end of a load that went well, or the end of the request
-        without one. Older vLLMs report a load that failed as received, and its blocks or its read as failed."""
+        """Events after which a taking request no longer needs the blocks: the end of a successful load, or the end of the
+        request without a load. Older vLLMs report a failed load as received, and its blocks or its read as failed."""
         failed = self.failed | self.recomputed
         loaded = [load for place, load in self.loads.items() if place not in failed]
         return [*loaded, *(end for place, end in self.over.items() if place not in self.loads and place not in failed)]
@@ -215,9 +214,9 @@ class HandOffs:
     """The hand-offs between all engines.
 
     Attributes:
-        apart: the end of a load that another sidecar heard, and that was the first of its hand-off there.
-        flows: their sums by the engines.
-        on_end: gets each end of a hand-off on either side, once.
+        apart: the end of a load that was the first of its hand-off in another sidecar.
+        flows: their sums by engines.
+        on_end: called once with each end of a hand-off on either side.
     """
 
     def __init__(self, on_end: Callable[[HandedOver], None] | None = None) -> None:
@@ -226,32 +225,32 @@ class HandOffs:
         self.on_end = on_end
         self._by_key: BoundedDict[str, Pair] = BoundedDict(MAX_HANDOFFS)
         self._named: BoundedDict[str, Pair] = BoundedDict(MAX_HANDOFFS)
-        """The last hand-off that was given under a name, by that."""
+        """The last hand-off given under each name."""
         self._ambiguous: BoundedDict[str, None] = BoundedDict(MAX_HANDOFFS)
-        """Keys of several hand-offs that were kept at the same time: they join nothing."""
+        """Keys of several hand-offs that were kept at the same time: they cannot join sides."""
         self._given: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
-        """By the engine and request that give; before those have reported it, if a worker's report came first."""
+        """By giving engine and request; also before they have reported it, if a worker's report arrived first."""
         self._taken: BoundedDict[Place, Pair] = BoundedDict(MAX_HANDOFFS)
         self._takes: BoundedDict[str, Handoff] = BoundedDict(MAX_HANDOFFS)
-        """The sides of the requests that take, by the id under which they register their blocks with another engine."""
+        """The sides of the taking requests, by the id with which they register their blocks with another engine."""
         self._written: BoundedDict[str, Xfer] = BoundedDict(MAX_HANDOFFS)
         """The last write to each such request."""
         self._unread: BoundedDict[Place, None] = BoundedDict(MAX_HANDOFFS)
-        """The requests with a read that failed."""
+        """The requests with a failed read."""
         self._followed: dict[str, BoundedDict[int, Pair]] = {}
-        """By the recorder that saw it, the blocks that were given back and that nobody has been given since."""
+        """By recorder, the released blocks that have not been allocated since."""
         self._launches: BoundedDict[str, str | None] = BoundedDict(MAX_ENGINES)
-        """By engine, its last launch that was heard of."""
+        """By engine, its last known launch."""
         self._closed: BoundedDict[tuple[str, str | None], None] = BoundedDict(MAX_ENGINES)
         """Engines that have shut down, by id and launch."""
         self._watched: dict[str, list[Pair]] = {}
-        """By the recorder that saw the lease's end, those that nobody needs and no reader has reported."""
+        """By the recorder of the lease's end, hand-offs that no request needs and no reader has reported."""
         self._undecided: dict[str, dict[Pair, int]] = {}
-        """By the recorder that saw the release, those with a reader's report that may be on its way from a worker in another
-        process; and since when it is waited for, by that recorder's clock, or 0."""
+        """By the recorder of the release, hand-offs with a reader's report that may still arrive from a worker in another
+        process; and the start of the wait by that recorder's clock, or 0."""
 
     def given_by(self, event: Event) -> Pair | None:
-        """The hand-off that the event's request gives."""
+        """The hand-off that the event's request gave."""
         return self._given.get(_place(event))
 
     def taken_by(self, event: Event) -> Pair | None:
@@ -268,7 +267,7 @@ class HandOffs:
         return self.given_by(event) if gives else self.taken_by(event)
 
     def namesake(self, event: Handoff) -> tuple[str, Handoff] | None:
-        """A name of what is given that is also one of another hand-off, which is kept still, and that one."""
+        """A name of the given hand-off that another hand-off, which is still kept, also has, and that hand-off."""
         for name in _names(event):
             pair = self._named.get(name)
             if pair is not None and pair.given is not None and pair.released is None and _is_of_another(pair, event):
@@ -276,8 +275,8 @@ class HandOffs:
         return None
 
     def about(self, event: Event) -> list[Pair]:
-        """The hand-offs that an event of `KINDS` is about, before or after it is entered; of a heartbeat before it, those
-        that wait for time to pass; of a request's end after it, one that it was entered for."""
+        """The hand-offs of an event of `KINDS`, before or after it is entered. Before a heartbeat: hand-offs with a running
+        deadline. After a request's end: the hand-off that it was entered for."""
         if isinstance(event, Heartbeat):
             return list(self._watched.get(event.recorder, ()))
         if isinstance(event, Handoff):
@@ -290,12 +289,12 @@ class HandOffs:
         return [] if known is None else [known]
 
     def in_order(self, known: Received, event: Received) -> tuple[Received, Received]:
-        """Two ends of loads of one hand-off, the one that came first before the other: as they were heard. Where two sidecars
-        heard one each, and neither knew of the other, the names of engines and requests decide, in both sidecars alike."""
+        """Two ends of loads of one hand-off, in order of arrival. If two sidecars received one each without knowing the
+        other, the names of engines and requests decide, in the same way in both sidecars."""
         return (event, known) if event is self.apart and _place(event) < _place(known) else (known, event)
 
     def others(self, event: Handoff) -> list[Handoff]:
-        """The other side of a hand-off, as far as it is known: the requests that take it, or the one that gives it."""
+        """The known other side of a hand-off: the taking requests, or the giving one."""
         pair = self.pair(event)
         if pair is None:
             return []
@@ -304,8 +303,8 @@ class HandOffs:
         return [] if pair.given is None else [pair.given]
 
     def written(self, event: Handoff | Xfer) -> list[tuple[Handoff, Handoff, Xfer]]:
-        """What an event, before it is entered, completes of writes to requests that are to take something else: the side that
-        gives what is written, the side of the request, and the write."""
+        """Writes to requests that were to take another hand-off, which an event, before it is entered, completes: the giving
+        side, the side of the request, and the write."""
         writes: list[Xfer] = []
         if isinstance(event, Xfer):
             writes = [event] if _is_posted_write(event) else []
@@ -324,8 +323,7 @@ class HandOffs:
         return found
 
     def is_gone(self, event: Event) -> str | None:
-        """Whether the engine has ended that gives what the event's request takes: `restarted` or `shut down`; None if that is
-        not known."""
+        """Whether the giving engine of the event's request has ended: `restarted` or `shut down`; None if unknown."""
         pair = self.taken_by(event)
         if pair is None or pair.given is None:
             return None
@@ -351,7 +349,7 @@ class HandOffs:
             self._launches[event.engine] = event.launch
             self._named.update(dict.fromkeys(_names(event), pair))
             early = self._given.get(_place(event))
-            if early is not None and early is not pair:  # what a worker reported before the scheduler's side was heard
+            if early is not None and early is not pair:  # a worker's reports that arrived before the scheduler's
                 pair.released, pair.reports, pair.late = early.released, early.reports, early.late
                 pair.writes, pair.open, pair.freed = early.writes, early.open, early.freed
             named = pair.giver
@@ -385,21 +383,21 @@ class HandOffs:
                     self._count_unclaimed(pair, -1)
 
     def enter_start(self, event: RequestStart) -> None:
-        """A request begins: what its recorder has said of one with its id is of another. A worker's report may come first."""
+        """Enter the start of a request: its recorder's earlier events with this id belong to another request. A worker's
+        report may arrive first."""
         pair = self._given.get(_place(event))
         said = () if pair is None else (pair.given, pair.freed)
         if any(each and each.recorder == event.recorder and each.sequence < event.sequence for each in said):
             del self._given[_place(event)]
 
     def enter_xfer(self, event: Xfer) -> None:
-        """The engine that gives writes, or has written. That another one reads is known here by its reports, unless it has
-        failed to."""
+        """Enter a write of the giving engine. Reads of another engine are known from its reports, unless they failed."""
         if event.xfer_op != XferOp.WRITE:
             if _is_failed_read(event):
                 self._unread[_place(event)] = None
                 if (taken := self.taken_by(event)) is not None:
                     taken.failed.add(_place(event))
-                    if _place(event) in taken.unserved:  # the request has ended meanwhile
+                    if _place(event) in taken.unserved:  # the request has ended in the meantime
                         self._end(taken, event, Outcome.FAILED)
             return
         pair = self._giving(event)
@@ -416,9 +414,9 @@ class HandOffs:
         pair.open = [each for each in pair.open if not _ends(event, each)]
 
     def is_late(self, event: Read | Xfer) -> bool:
-        """Whether an event shows first that blocks were read, or written to the other engine, after they had been given back,
-        or in another launch of the engine. A write that is seen to have ended in the moment of the release may have ended
-        before it."""
+        """Whether an event is the first to show that blocks were read, or written to the other engine, after their release,
+        or in another launch of the engine. A write whose end is observed together with the release may have ended before
+        it."""
         pair = self.given_by(event)
         if pair is None or pair.late is not None:
             return False
@@ -431,11 +429,11 @@ class HandOffs:
             return True
         of_another_rank = (
             released.role != SCHEDULER and released.rank != event.rank
-        )  # their blocks are given back together
+        )  # their blocks are released together
         return event.end_ns > released.end_ns and not of_another_rank
 
     def enter_read(self, event: Read) -> None:
-        """A reader reports to the engine that gives that it has what it needs."""
+        """Enter a reader's report to the giving engine that it has read the blocks."""
         pair = self._giving(event)
         if self.is_late(event):
             pair.late = event
@@ -443,7 +441,7 @@ class HandOffs:
             self._reported(pair, event)
 
     def enter_release(self, event: Free | Sent) -> None:
-        """The engine that gives has given the blocks back."""
+        """Enter that the giving engine has released the blocks."""
         pair = self._giving(event) if isinstance(event, Free) else self.given_by(event)
         if pair is None:
             return
@@ -451,7 +449,9 @@ class HandOffs:
             pair.freed = pair.freed or event
         first = pair.released
         if first is None or (isinstance(first, Sent) and isinstance(event, Free) and first.recorder != event.recorder):
-            pair.released = event  # a worker gives back what its scheduler then frees, whichever is heard first
+            pair.released = (
+                event  # a worker releases blocks and its scheduler frees them; either report may arrive first
+            )
             if first is None:
                 self._given_back(pair)
             else:
@@ -460,7 +460,7 @@ class HandOffs:
             self._follow(pair)
 
     def enter_given_out(self, event: Alloc | Schedule, blocks: Iterable[int]) -> None:
-        """A request is given blocks that held nothing of its own."""
+        """Enter that new blocks were allocated to a request."""
         if followed := self._followed.get(event.recorder):
             for block in followed.keys() & set(blocks):
                 pair = followed.pop(block)
@@ -468,7 +468,7 @@ class HandOffs:
                     pair.given_out = event
 
     def mark_gap(self, recorder: str) -> None:
-        """Who is given which blocks is not known any more."""
+        """Note that allocations of blocks are no longer known."""
         for pair in self._followed.pop(recorder, {}).values():
             if pair.late is None:
                 pair.followed = False
@@ -479,15 +479,15 @@ class HandOffs:
         self._recount(pair)
 
     def unacknowledged(self, event: Heartbeat) -> list[Pair]:
-        """The hand-offs that nobody needs and that have an ended lease, if the heartbeat's recorder has waited long enough
-        for a reader's report."""
+        """The hand-offs with an ended lease that no request needs, if the heartbeat's recorder has waited long enough for a
+        reader's report."""
         watched = self._watched.get(event.recorder, ())
         return [
             each for each in watched if each.quiet_ns and event.end_ns - each.quiet_ns > ON_ITS_WAY_NS and each.missing
         ]
 
     def enter_heartbeat(self, event: Heartbeat) -> None:
-        """Time has passed, or the recorder has ended."""
+        """Enter that time has passed, or that the recorder has ended."""
         if event.recorder_closed and event.engine in self._launches:
             self._closed[event.engine, event.launch] = None
         if watched := self._watched.get(event.recorder):
@@ -503,24 +503,24 @@ class HandOffs:
                     undecided[pair] = since_ns or event.end_ns
 
     def receives(self, event: Received) -> bool:
-        """Whether a request has received the hand-off that it takes, by this event: not if another child of a MultiConnector
-        has reported it before."""
+        """Whether a request has received its hand-off with this event; False if another child of a MultiConnector reported it
+        before."""
         pair = self.taken_by(event)
         return pair is not None and not event.failed and event.error is None and _place(event) not in pair.loads
 
     def enter_load_error(self, event: LoadError) -> None:
-        """A request's blocks were not loaded; it may be one that takes. The same recorder reports that before the load's
-        end."""
+        """Enter blocks that were not loaded for a request, which may be a taking one. The same recorder reports this before
+        the load's end."""
         if (pair := self.taken_by(event)) is not None:
             pair.recomputed.add(_place(event))
 
     def is_recomputed(self, event: Received) -> bool:
-        """Whether what a request has received, by this event, is computed again."""
+        """Whether the blocks that a request received with this event are recomputed."""
         pair = self.taken_by(event)
         return pair is not None and _place(event) in pair.recomputed
 
     def enter_received(self, event: Received) -> None:
-        """A load has ended; it may be that of a request that takes."""
+        """Enter the end of a load, possibly of a taking request."""
         pair = self.taken_by(event)
         if pair is None:
             return
@@ -535,8 +535,8 @@ class HandOffs:
             self._end(pair, event, Outcome.FAILED)
 
     def enter_end(self, event: RequestEnd, *, is_known: bool, is_loading: bool = False) -> None:
-        """A request has ended; it may be one that takes. `is_known`: all of its events are. `is_loading`: its load is under
-        way, and its end is still to be heard: that decides how the hand-off ended."""
+        """Enter the end of a request, possibly a taking one. `is_known`: all its events are known. `is_loading`: the end of
+        its load is still to come, and decides how the hand-off ended."""
         pair = self.taken_by(event)
         if pair is None:
             return
@@ -551,7 +551,7 @@ class HandOffs:
             self._watch(pair)
 
     def _follow(self, pair: Pair) -> None:
-        """Note who gets the blocks that were given back, where the order of that and of a late report will be known."""
+        """Track new holders of the released blocks, if the order of allocations and of a late report can be known."""
         given, released = pair.given, pair.released
         assert released is not None
         pair.followed, pair.given_out = False, None
@@ -561,7 +561,7 @@ class HandOffs:
             blocks.update((block, pair) for block in given.blocks_ids if block != NULL_BLOCK)
 
     def _end(self, pair: Pair, event: Event, outcome: Outcome) -> None:
-        """A request that takes has loaded, or will not: said once of each."""
+        """Report once that a taking request has loaded, or will not."""
         place = _place(event)
         if place in pair.counted:
             return
@@ -574,7 +574,7 @@ class HandOffs:
         self._report(ended)
 
     def _sum_up_end(self, pair: Pair, ended: HandedOver | None) -> None:
-        """A request that takes has ended so, as soon as the engine that gives is known."""
+        """Count this end of a taking request, as soon as the giving engine is known."""
         if ended is not None and (giver := pair.giver) is not None:
             flow = self.flows.of(giver, ended.event.engine)
             flow.outcomes[ended.outcome] += 1
@@ -585,7 +585,7 @@ class HandOffs:
             self.on_end(ended)
 
     def _given_back(self, pair: Pair) -> None:
-        """The blocks of a hand-off are given back, and both that and the hand-off itself are known now."""
+        """Note that the blocks of a hand-off are released, when both the release and the hand-off are known."""
         given, released = pair.given, pair.released
         if given is None or released is None:
             return
@@ -601,7 +601,7 @@ class HandOffs:
             self._decided(pair)
 
     def _recount(self, pair: Pair) -> None:
-        """More is known of why the blocks of a hand-off were given back."""
+        """Enter more evidence of why the blocks of a hand-off were released."""
         given, before, outcome = pair.given, pair.counted_as, _outcome(pair)
         if given is None or before is None or before is outcome:
             return
@@ -614,7 +614,7 @@ class HandOffs:
             self._decided(pair)
 
     def _decided(self, pair: Pair) -> None:
-        """It is known why the blocks were given back, or will not be: said once of each hand-off."""
+        """Report once for each hand-off why the blocks were released, or that the reason will stay unknown."""
         given, released, outcome = pair.given, pair.released, pair.counted_as
         assert given is not None
         assert released is not None
@@ -624,7 +624,7 @@ class HandOffs:
         self._report(HandedOver(released, Side.GIVES, outcome, max(0, released.end_ns - given.end_ns)))
 
     def _count_unclaimed(self, pair: Pair, more: int) -> None:
-        """A hand-off has ended without a known request that takes it, or now one is known."""
+        """Count a hand-off that ended without a known taking request, or correct this when one becomes known."""
         assert pair.given is not None
         flow = self.flows.of(pair.given.engine, NOBODY)
         flow.handoffs += more
@@ -632,7 +632,7 @@ class HandOffs:
         flow.outcomes[pair.counted_as or _outcome(pair)] += more
 
     def _sum_up(self, pair: Pair, reader: Handoff) -> None:
-        """A request takes, or declines to, as soon as the engine that gives is known."""
+        """Count a request that takes or declines, as soon as the giving engine is known."""
         if (giver := pair.giver) is None:
             return
         flow = self.flows.of(giver, reader.engine)
@@ -641,7 +641,7 @@ class HandOffs:
             flow.tokens += reader.handoff_tokens or reader.prompt or 0
 
     def _watch(self, pair: Pair) -> None:
-        """Wait for a reader's report, if one must be on its way."""
+        """Wait for a reader's report, if one must still arrive."""
         expired = pair.expired
         if expired is not None and (pair.loads or pair.over) and pair.missing is not None:
             watched = self._watched.setdefault(expired.recorder, [])
@@ -656,22 +656,22 @@ class HandOffs:
 
 
 def _outcome(pair: Pair) -> Outcome:
-    """How a hand-off with returned blocks ended, as the engine that gives knows it."""
+    """How a hand-off with released blocks ended, according to the giving engine."""
     if pair.expired is not None:
         return Outcome.EXPIRED
     return Outcome.READ if pair.reports or pair.loads else Outcome.FREED
 
 
 def is_known_since(pair: Pair, event: Event, lost_number: int) -> bool:
-    """Whether no event of the recorder of `event` is missing since the hand-off was given, or at all if another one gave it;
-    the last missing one is that of this number."""
+    """Whether no event of the recorder of `event` is missing since the hand-off was given, or at all if another recorder gave
+    it. `lost_number` is the number of the last missing event."""
     given = pair.given
     return lost_number < (given.sequence if given is not None and given.recorder == event.recorder else 0)
 
 
 def _names(event: Handoff) -> list[str]:
-    """What a hand-off is known by on the engine that gives. A connector that pushes matches the two engines' requests by the
-    client's id, too."""
+    """The names of a hand-off on the giving engine. A connector that pushes also matches the two engines' requests by the
+    client's id."""
     names = list(event.handoff_keys)
     if event.handoff_mode == PUSH and event.external:
         names.append(f"request_id:{event.engine}/{event.external}")
@@ -679,7 +679,7 @@ def _names(event: Handoff) -> list[str]:
 
 
 def _is_of_another(pair: Pair, event: Handoff) -> bool:
-    """Whether what is given is not what the event gives."""
+    """Whether the given hand-off differs from that of the event."""
     return pair.given is not None and _place(pair.given) != _place(event)
 
 
@@ -692,7 +692,7 @@ def _is_posted_write(event: Xfer) -> bool:
 
 
 def _ends(event: Xfer, posted: Xfer) -> bool:
-    """Whether a write has ended by this event. If one fails, it may not be known which of the rank's it was."""
+    """Whether a write ended with this event. If a write fails, it may be unknown which of the rank's writes it was."""
     return _rank(event) == _rank(posted) and (
         event.xfer_state == XferState.FAILED
         or (event.peer, event.peer_rank, event.peer_request) == (posted.peer, posted.peer_rank, posted.peer_request)
@@ -700,13 +700,13 @@ def _ends(event: Xfer, posted: Xfer) -> bool:
 
 
 def _expected(reports: Iterable[Read | Xfer]) -> int | None:
-    """How many readers each rank has, as their reports say; None if one does not say so, or none is there."""
+    """The number of readers of each rank according to their reports; None if a report does not say, or there is none."""
     said = [each.notifications_expected for each in reports]
     return max(map(int, filter(None, said))) if said and all(said) else None
 
 
 def _rank(event: Event) -> tuple[str, int]:
-    """The worker of an event; in the process of the scheduler that one's events are those of rank 0."""
+    """The worker of an event; events in the scheduler's process belong to rank 0."""
     return event.recorder, event.rank
 
 

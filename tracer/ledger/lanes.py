@@ -1,4 +1,4 @@
-"""A request as a lane of the live view, and how it is drawn in a window of time. Pure."""
+"""A request as a lane of the live view, and its segments in a time window. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Lane(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         request, engine, external, connector, status, verdict, complete: as in its account.
-        findings: how many it has.
+        findings: number of its findings.
         started_ns, last_ns, ended_ns: Unix nanoseconds; `ended_ns` is None while it is open.
-        changes: alternately a phase, and when it began in microseconds after the start.
-        transfers: in triples, the phase, and when it began and ended in microseconds after the start.
+        changes: alternately a phase and its beginning, in microseconds after the start.
+        transfers: triples of a phase, its beginning and its end, in microseconds after the start.
     """
 
     request: str
@@ -44,10 +44,10 @@ class Window:
 
     Attributes:
         from_ns, to_ns: Unix nanoseconds.
-        limit: most lanes.
+        limit: maximum number of lanes.
         status: an exact value.
         engines: any of these engines; None means any.
-        where: conditions that are all met; a request with unknown measures meets none.
+        where: conditions that all must hold; a request with unknown measures meets none.
         search: a part of the request's id or external id.
     """
 
@@ -62,14 +62,14 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """The lanes that a store has for a window.
+    """The stored lanes of a window.
 
     Attributes:
-        lanes: in the order of their starts.
+        lanes: the lanes in the order of their starts.
         known: requests in the window; an estimate if this is a sample.
         is_sample: whether there are more than the limit. Requests with findings, and failed ones, then get up to half of the
             limit; the others are a fair sample.
-        has_all_findings: every request with findings is among them.
+        has_all_findings: whether every request with findings is included.
         is_whole: False if the search was stopped because it took too long.
     """
 
@@ -90,7 +90,7 @@ class Segment:
 
 
 def lane_of(account: Account, *, verdict: str, findings: int) -> Lane:
-    """The lane of an account, as it is now."""
+    """The lane of an account in its current state."""
     begun_ns = account.started_ns
     changes: list[int] = []
     for at_ns, phase in account.phases.changes():
@@ -116,8 +116,8 @@ def lane_of(account: Account, *, verdict: str, findings: int) -> Lane:
 
 
 def segments(lane: Lane, *, window: Window, until_ns: int, finest_us: float) -> list[Segment]:
-    """The lane as it is drawn in the window: the last phase lasts until `until_ns`, and segments shorter than `finest_us` are
-    merged with their neighbours, in the colour of the longest."""
+    """The segments of the lane in the window: the last phase lasts until `until_ns`, and segments shorter than `finest_us`
+    are merged with adjacent ones, in the colour of the longest."""
     shift_us = (lane.started_ns - window.from_ns) // 1000
     begins = [lane.changes[n + 1] + shift_us for n in range(0, len(lane.changes), 2)]
     # A request that only workers have recorded has no phases.
@@ -148,7 +148,7 @@ def _drawn_together(track: Sequence[Segment], finest_us: float) -> list[Segment]
             drawn.append(segment)
             longest_us = length_us
             continue
-        # A long one swallows the short ones before it, and begins where they did.
+        # A long segment absorbs the short ones before it, and begins where they did.
         phase = segment.phase if length_us > longest_us else last.phase
         longest_us = max(longest_us, length_us)
         drawn[-1] = Segment(phase, last.begin_us, max(last.end_us, segment.end_us))

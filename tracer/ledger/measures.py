@@ -1,4 +1,4 @@
-"""What a request is measured by: the time in each phase, the time to its first token, and its tokens by cause. Pure."""
+"""Measures of a request: the time in each phase, the time to its first token, and its tokens by cause. Pure."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ NAMES = {
     Phase.RUNNING: "running",
     Phase.PREEMPTED: "preempted",
 }
-"""The phases that are measured, and the names of the time in them."""
+"""The measured phases, and the names of their times."""
 _ENDS = (Phase.DONE, Phase.STORE)
 OTHERWISE = ("aborted", "error")
 """The outcomes of requests that finished before their output was complete."""
 
 
 def measures_of(account: Account, causes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The measures of a request, as JSON-ready data; `causes` are its admissions, as `Account.as_dict` gives them.
+    """The measures of a request, as JSON-ready data; `causes` are its admissions from `Account.as_dict`.
 
-    `times` has nanoseconds: `duration` of a request that has ended, `first_token` where it is recorded when the prompt was
-    computed, and the time in each phase that it has been in and left. `tokens` are those of its prompts, over all
-    admissions, by cause. `prefix` names the beginning of its prompt, and is empty where that is not known.
+    `times` has nanoseconds: `duration` of an ended request, `first_token` if it is recorded when the prompt was
+    computed, and the time in each completed phase. `tokens` are the tokens of its prompts, over all
+    admissions, by cause. `prefix` names the beginning of its prompt, and is empty if unknown.
     """
     tokens: dict[str, int] = {}
     prefix = ""
@@ -45,7 +45,7 @@ def times_of(account: Account) -> dict[str, int]:
     begun_ns, ended_ns = account.started_ns, account.ended_ns
     changes = account.phases.changes()
     times: dict[str, int] = {}
-    # What its engine's end has cut short lasts until then; of others the last phase goes on.
+    # If its engine ended, the last phase ends with the engine; otherwise it continues.
     for (at_ns, phase), (until_ns, _) in pairwise(changes if ended_ns is None else [*changes, (ended_ns, Phase.DONE)]):
         if phase in NAMES:
             times[NAMES[phase]] = times.get(NAMES[phase], 0) + max(0, until_ns - at_ns)
@@ -58,11 +58,11 @@ def times_of(account: Account) -> dict[str, int]:
 
 
 def _first_token_ns(account: Account, changes: list[tuple[int, Phase]]) -> int | None:
-    """When the prompt was computed, as the first step after it shows; None where none is recorded."""
+    """When the prompt was computed, from the first step after it; None if none is recorded."""
     for number, (at_ns, phase) in enumerate(changes):
         if phase is Phase.DECODE:
             return at_ns
-        # The step that computes the prompt is the last one of a request that is asked for one token.
+        # A request for a single token ends with the step that computes the prompt.
         if phase in _ENDS and number and changes[number - 1][1] is Phase.PREFILL:
             return at_ns if account.status == "finished" and account.outcome not in OTHERWISE else None
     return None

@@ -1,4 +1,4 @@
-"""The numbers of a recorder's events: which event is next, which were seen, and between which moments some are missing. Pure.
+"""The numbers of a recorder's events: the next event, the received numbers, and the time ranges of missing events. Pure.
 
 A recorder numbers its events from 0, without gaps. They may arrive in any order and more than once.
 """
@@ -12,37 +12,37 @@ from dataclasses import dataclass, field
 from kvtrail.tracer.events.events import Event
 
 REMEMBERED_NUMBERS = 64
-"""Spans remembered for each request and recorder, to distinguish a repetition from a contradiction."""
+"""Maximum number of spans remembered for each request and recorder, to distinguish a duplicate from a contradiction."""
 MAX_GAPS = 500
-"""Gaps remembered per recorder; the oldest are forgotten first."""
+"""Maximum number of gaps remembered per recorder; the oldest are forgotten first."""
 MAX_EVENTS_PER_S = 1_000_000
-"""A recorder numbers fewer: each event costs a microsecond of its thread."""
+"""Maximum number of events per second: each event costs a microsecond of the recorder's thread."""
 
 
 def is_too_far(number: int, last: int, elapsed_ns: int) -> bool:
-    """Whether no recorder can have come from the number `last` to this one in this time, and a second more."""
+    """Whether no recorder can have advanced from the number `last` to this one in this time plus one second."""
     return number - last > MAX_EVENTS_PER_S * (1 + max(0, elapsed_ns) / 1e9)
 
 
 @dataclass(slots=True)
 class Stream:
-    """Numbered events in order: the next number to enter, and the events that came before their turn."""
+    """Numbered events in order: the next number to enter, and the events that arrived early."""
 
     expected: int = 0
     recent: list[str | None] = field(default_factory=list)
-    """The spans of the last numbers before the expected one; None for a number that never came."""
+    """The spans of the last numbers before the expected one; None for a number that never arrived."""
     early: dict[int, tuple[int, Event]] = field(default_factory=dict)
-    """The moment of its arrival, and the event."""
+    """The arrival time, and the event."""
     given_up: int = -1
-    """Up to this number, no missing event is waited for any more."""
+    """Missing events up to this number were given up."""
 
     @property
     def may_go_on(self) -> bool:
-        """Whether it is the turn of events that wait, or what is missing before them was given up."""
+        """Whether waiting events can be entered, since they are next or the missing ones before them were given up."""
         return bool(self.early) and (self.expected in self.early or self.expected <= self.given_up)
 
     def known(self, number: int) -> str | None:
-        """The span that came with a number before the expected one; None where that is not remembered."""
+        """The span with a number before the expected one; None if it is not remembered."""
         back = self.expected - number
         return self.recent[-back] if back <= len(self.recent) else None
 
@@ -59,7 +59,7 @@ class Stream:
 
 
 class SeenNumbers:
-    """The numbers of one recorder that were seen, as ranges: one more than there are gaps."""
+    """The received numbers of one recorder as ranges."""
 
     __slots__ = ("_ends", "_starts")
 
@@ -76,15 +76,15 @@ class SeenNumbers:
         return seen
 
     def as_text(self) -> str:
-        """The ranges, each with the number after its last. Of too many gaps the oldest are left out, as if their events had
-        been there: nobody waits for them any more."""
+        """The ranges, each with the number after its last. If there are too many gaps, the oldest are omitted, as if their
+        events had arrived: they were given up."""
         starts, ends = self._starts, self._ends
         if len(starts) > MAX_GAPS:
             starts, ends = [starts[0], *starts[-MAX_GAPS + 1 :]], [ends[-MAX_GAPS], *ends[-MAX_GAPS + 1 :]]
         return ",".join(f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
 
     def copy(self) -> SeenNumbers:
-        """The same numbers, to be changed on their own."""
+        """An independent copy."""
         copy = SeenNumbers()
         copy._starts, copy._ends = self._starts.copy(), self._ends.copy()
         return copy
@@ -126,9 +126,9 @@ class Gap:
     """Events that have not arrived.
 
     Attributes:
-        first, last: their numbers, both missing.
-        from_ns, to_ns: the moments of the events before and after them, Unix nanoseconds. In between, the history cannot be
-            trusted.
+        first, last: the first and last missing number.
+        from_ns, to_ns: the times of the events before and after them, Unix nanoseconds. In between, the history is
+            incomplete.
     """
 
     first: int
@@ -138,7 +138,7 @@ class Gap:
 
     @property
     def missing(self) -> int:
-        """How many events are missing."""
+        """The number of missing events."""
         return self.last - self.first + 1
 
 
@@ -168,7 +168,7 @@ class Gaps:
     def enter_all(self, numbers: Sequence[int], at_ns: Sequence[int]) -> None:
         """Note that these events arrived together, and when each happened."""
         if numbers[0] - 1 == self._highest and numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
-            self._highest, self._highest_ns = numbers[-1], at_ns[-1]  # nearly always: they continue those before
+            self._highest, self._highest_ns = numbers[-1], at_ns[-1]  # the usual case: they continue the previous ones
             return
         for number, moment in zip(numbers, at_ns, strict=True):
             self.enter(number, moment)

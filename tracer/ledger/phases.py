@@ -1,8 +1,8 @@
 """The phases of a request over time, from the facts of its account, for the live view and the exports. Pure: no clock.
 
-A phase lasts until the next one begins. Transfers (loads and stores) run beside the phases and have ends of their own. What
-is not recorded is not made up: at level `basic` only the first step of a request is recorded, so from then on it is
-`running`, whether it prefills or decodes, unless a store shows where the prompt was done.
+A phase lasts until the next one begins. Transfers (loads and stores) overlap the phases and have their own ends. Unrecorded
+phases are not guessed: at level `basic` only the first step of a request is recorded, so from then on it is `running`,
+whether it prefills or decodes, unless a store shows when the prompt was done.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from kvtrail.tracer.ledger.facts import (
 )
 
 MAX_CHANGES = 256
-"""Changes, and transfers, remembered of one request; beyond that the shorter half is forgotten."""
+"""Maximum number of changes, and of transfers, remembered per request; beyond that the shorter half is forgotten."""
 
 
 class Phase(IntEnum):
-    """What a request does. The numbers are stored, so their meaning never changes."""
+    """The phase of a request. The numbers are stored, so their meaning never changes."""
 
     QUEUED = 0
     LOOKUP = 1
     WAITING = 2
-    """For remote KV: an asynchronous load."""
+    """Waiting for remote KV: an asynchronous load."""
     LOAD = 3
     PREFILL = 4
     DECODE = 5
     PREEMPTED = 6
     STORE = 7
-    """As a phase: the request has ended, and its blocks are kept until they are stored."""
+    """As a phase: the request has ended, and its blocks are kept until their store ends."""
     DONE = 8
     RUNNING = 9
     """Prefill or decode: the recorder's level does not show which."""
@@ -77,12 +77,12 @@ class Phases:
     _changes: list[tuple[int, Phase]] = field(default_factory=list)
     _transfers: list[tuple[int, int, Phase]] = field(default_factory=list)
     _whole_ns: list[int] = field(default_factory=list)
-    """When steps ended that were recorded at level `basic` and compute all the rest of the prompt."""
+    """Ends of steps that were recorded at level `basic` and computed the rest of the prompt."""
     _waits: Phase = Phase.QUEUED
-    """The phase between lookups and steps."""
+    """The current phase between lookups and steps."""
 
     def enter(self, fact: Fact) -> None:
-        """Enter what the request's next event comes to. The order between workers and scheduler does not matter."""
+        """Enter the fact of the request's next event. The order between workers and scheduler does not matter."""
         if enter := _ENTER.get(type(fact)):
             enter(self, fact)
         if fact.event.error is not None:
@@ -98,7 +98,7 @@ class Phases:
                 continue
             after = next((ns for ns, _ in changes if ns > at_ns), None)
             ends = [to for _, to, phase in self._transfers if phase is Phase.STORE and to > at_ns]
-            # What a step computes is stored when the step is over: there the prompt ends, and the output begins.
+            # A step's tokens are stored when the step is over: then the prompt ends, and the output begins.
             if ends and (after is None or min(ends) < after):
                 changes[changes.index((at_ns, Phase.RUNNING))] = (at_ns, Phase.PREFILL)
                 changes.append((min(ends), Phase.DECODE))
@@ -111,7 +111,7 @@ class Phases:
 
     def _change(self, at_ns: int, phase: Phase) -> None:
         last = self._changes[-1][1] if self._changes else None
-        if last is phase or (last in _ENDS and phase not in _ENDS):  # ended is ended
+        if last is phase or (last in _ENDS and phase not in _ENDS):  # no phase follows the end
             return
         self._changes.append((at_ns, phase))
         if len(self._changes) > MAX_CHANGES:
@@ -138,7 +138,7 @@ class Phases:
 
     def _enter_looked_up(self, fact: LookedUp) -> None:
         self._change(fact.event.start_ns, Phase.LOOKUP)
-        if fact.event.returned is not None:  # otherwise 'ask me later': the lookup goes on
+        if fact.event.returned is not None:  # otherwise 'ask me later': the lookup continues
             self._change(fact.event.end_ns, self._waits)
 
     def _enter_admitted(self, fact: Admitted) -> None:

@@ -1,12 +1,12 @@
-"""The clocks of a recorder: its own time, and how much of it the rules with a deadline count. Pure.
+"""The clocks of a recorder: its own time, and the part of it that deadline rules count. Pure.
 
-Time advances with the recorder's events only, so nobody is stuck while a recorder is silent, and a jump of its host's clock
-is no time that has passed. A deadline runs only while the thing could have happened: a request that waits for a slot waits on
-a busy engine as long as the others run, and nobody reads what a transfer reports while no step is made.
+Time advances only with the recorder's events, so no deadline passes while a recorder sends nothing, and a jump of its host's
+clock does not count. A deadline runs only while the awaited event is possible: on a busy engine, a request waits for a slot
+as long as others run, and the end of a transfer is read only in a step.
 
-A recorder that sees vLLM's scheduler reports how long it had spare capacity (`Heartbeat.scheduler_spare_ns`). Of any other,
-such as a log or an older one, only that is counted in which the engine did nothing else: no request ran, none loaded, and
-none held blocks after its end.
+A recorder that observes vLLM's scheduler reports its time with spare capacity (`Heartbeat.scheduler_spare_ns`). For any
+other, such as a log or an older one, time counts only if the engine was idle: no request ran, none loaded, and none held
+blocks after its end.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, RequestEnd
 from kvtrail.tracer.events.semconv import Kind
 
 SILENCE_NS = 15 * 10**9
-"""A recorder gives a heartbeat every 5 seconds. A longer time without any event is silence, or a jump of the clock."""
+"""A recorder sends a heartbeat every 5 seconds. A longer time without any event is an outage, or a jump of the clock."""
 SIGN_NS = 5 * 10**9
-"""What such a silence counts for."""
+"""The counted time of such a gap."""
 BACK_NS = 10**9
-"""By so much may the times of consecutive events go back; beyond it the clock was set back."""
+"""Maximum decrease between the times of consecutive events; a larger one means that the clock was set back."""
 MAX_JUMPS = 1000
-"""Jumps remembered per recorder; the oldest are forgotten first."""
+"""Maximum number of jumps remembered per recorder; the oldest are forgotten first."""
 
 
 @dataclass(slots=True)
@@ -41,13 +41,13 @@ class RecordedTime:
     now_ns: int = 0
     number: int = -1
     _clock_ns: int = 0
-    """What its host's clock said at the latest event."""
+    """The host clock's time at the latest event."""
     _gives_signs: bool = False
-    """Whether the recorder has given one, or declares what only kvtrail's recorders do."""
+    """Whether the recorder has sent a heartbeat, or declares properties that only kvtrail's recorders have."""
     _now_off_ns: int = 0
-    """By how much its host's clock is off now."""
+    """The current offset of its host's clock."""
     _from: list[int] = field(default_factory=list)
-    """Numbers from which on its host's clock is off by more than before, and by how much in all."""
+    """Event numbers from which its host's clock has a new total offset, with the offset."""
     _off_ns: list[int] = field(default_factory=list)
 
     def enter(self, event: Event) -> None:
@@ -65,13 +65,13 @@ class RecordedTime:
             self.now_ns = now_ns
 
     def of(self, event: Event) -> int:
-        """The time of one of the events that have entered, in the nanoseconds of `now_ns`."""
+        """The time of an entered event, in the nanoseconds of `now_ns`."""
         place = bisect_right(self._from, event.sequence) - 1 if self._from else -1
         return event.end_ns - (self._off_ns[place] if place >= 0 else 0)
 
     def _jump(self, event: Event, passed_ns: int) -> None:
-        """The clock says that a long time has passed, or less than none. A history without heartbeats, such as a log, has
-        nothing but its clock."""
+        """Handle a large or negative advance of the clock. A history without heartbeats, such as a log, has only its
+        clock."""
         if self.number < 0 or (passed_ns > 0 and not self._gives_signs):
             return
         self._now_off_ns += passed_ns - SIGN_NS if passed_ns > 0 else passed_ns
@@ -82,16 +82,15 @@ class RecordedTime:
 
 
 BEAT_NS = 5 * 10**9
-"""From one heartbeat of a recorder to the next, and so from one look at the clocks to the next where it sends none."""
+"""The interval between heartbeats, and between updates of the clocks if there are no heartbeats."""
 HOLDS_NS = 660 * 10**9
-"""A load, or a hold on blocks after the end, that has been open for so long keeps no engine busy: it has a finding by
-then."""
+"""Time after which an open load, or blocks held after the end, no longer make the engine busy: there is a finding by then."""
 MAX_MOMENTS = 4096
-"""Remembered of each clock: the last hours."""
+"""Number of remembered points of each clock: the last hours."""
 
 
 class CountedTime:
-    """How much of a recorder's time counts: a sum that is known at some moments; the latest ones are remembered."""
+    """The counted part of a recorder's time: a sum that is known at some points; the latest ones are remembered."""
 
     __slots__ = ("_at_ns", "_sums_ns")
 
@@ -110,8 +109,8 @@ class CountedTime:
             del at[: MAX_MOMENTS // 2], sums[: MAX_MOMENTS // 2]
 
     def between(self, from_ns: int, until_ns: int) -> int:
-        """How much of the time between two moments counts, as known at the later one, so that the answer never changes.
-        For a time long past, the result may be too low."""
+        """The counted time between two moments, as known at the later one, so that the answer never changes. For times long
+        ago, the result may be too low."""
         at, sums = self._at_ns, self._sums_ns
         last, first = bisect_right(at, until_ns) - 1, bisect_left(at, from_ns)
         if last < first or not at:
@@ -125,14 +124,14 @@ class CountedTime:
 
 @dataclass(slots=True)
 class DeadlineClocks:
-    """When the scheduler of one recorder could have done what its requests wait for. Its events enter in order.
+    """The time in which the scheduler of one recorder could have acted for waiting requests. Its events enter in order.
 
     Attributes:
         spare: time in which it could have admitted one more request, or run one with a received load.
         stepping: time in which it made steps, or was not paused: ends of transfers are reported in steps.
-        running: requests that run, as far as it is known.
-        is_paused: whether it was paused at its last heartbeat, as for an update of the weights.
-        is_known: whether all that runs or loads is known: no event is missing, and no request is left out.
+        running: the known running requests.
+        is_paused: whether it was paused at its last heartbeat, for example for an update of the weights.
+        is_known: whether all running and loading requests are known: no event is missing, and no request is omitted.
     """
 
     spare: CountedTime = field(default_factory=CountedTime)
@@ -143,17 +142,17 @@ class DeadlineClocks:
     _is_idle: bool = False
     """Whether nothing runs, loads, or holds blocks after its end."""
     _idle_ns: int = 0
-    """How long it has been so since the last addition."""
+    """The idle time since the last addition."""
     _now_ns: int = 0
     _added_ns: int = 0
     """The time of the last addition."""
     _has_heartbeats: bool = False
     _steps: int | None = None
     _spare_ns: int | None = None
-    """What the recorder reported last."""
+    """The recorder's last report."""
 
     def mark_gap(self) -> None:
-        """Events are missing: who runs or loads is not known."""
+        """Note that events are missing: the running and loading requests are unknown."""
         self.running.clear()
         self.is_known = False
 
@@ -161,7 +160,7 @@ class DeadlineClocks:
         """Note the recorder's next event, and the asynchronous loads and kept blocks that are open after it."""
         kind = event.kind
         if self.running and self._has_heartbeats and kind not in _TURNS:
-            return  # it is not idle, and stays so
+            return  # it is not idle, and this does not change
         if self._is_idle:
             self._idle_ns += now_ns - self._now_ns
         elif not self._now_ns:
@@ -187,7 +186,7 @@ class DeadlineClocks:
         was_paused, self.is_paused = self.is_paused, bool(event.scheduler_paused)
         steps = event.scheduler_step is None or event.scheduler_step != self._steps
         if reported_ns is not None and not (was_paused or self.is_paused or event.scheduler_running):
-            steps = True  # or it could have made some: nobody has paused it, and it is in the middle of none
+            steps = True  # or it could have made steps: it is not paused, and not within a step
         spare_ns = self._idle_ns if steps and not self.is_paused else 0
         if reported_ns is not None and self._spare_ns is not None:
             spare_ns = max(spare_ns, min(reported_ns - self._spare_ns, now_ns - self._added_ns))
@@ -204,10 +203,10 @@ _SCHEDULE = Kind.SCHEDULE
 _STOPS = frozenset({Kind.PREEMPT, Kind.REQUEST, Kind.CUT_OFF})
 """The kinds of events after which a request does not run."""
 _TURNS = _STOPS | {Kind.SCHEDULE, Kind.HEARTBEAT}
-"""The kinds of events that may begin or end an idle time while requests run, or tell of one."""
+"""The kinds of events that may begin or end an idle time, or report one, while requests run."""
 
 
 def _are_open(held: Mapping[str, Event], now_ns: int) -> bool:
-    """Whether any of these has not been open for too long to keep an engine busy. There are some, the oldest first."""
+    """Whether any of these has been open briefly enough to count as busy. The list is not empty, the oldest first."""
     latest: Event = next(reversed(held.values()))  # type: ignore[call-overload]
     return now_ns - latest.end_ns < max(HOLDS_NS, (getattr(latest, "lease_s", None) or 0) * 10**9)

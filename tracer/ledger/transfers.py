@@ -1,9 +1,9 @@
-"""The transfers of an engine's connectors: whether they still end, which is next, and how much is to be loaded. Pure.
+"""The transfers of an engine's connectors: whether they still end, which one is next, and the amount to be loaded. Pure.
 
-A load that has been open for long is not stuck while its connector is busy with others: many do their transfers one after the
-other, or share their bandwidth. So a rule counts from the last end of a transfer that began before the load or with it. If a
-thread of the connector has died, none of its transfers ends any more: several are open, the scheduler makes steps, in which
-ends are reported, and none is.
+A load that has been open for long is not stuck while its connector is busy with others: many connectors run transfers one
+after the other, or share their bandwidth. So a rule counts from the last end of a transfer that began no later than the load.
+If a thread of the connector has died, none of its transfers ends any more: several are open, and no end is reported although
+the scheduler makes steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, Job, StorePlan
 from kvtrail.tracer.ledger.recorder_clocks import SIGN_NS, SILENCE_NS
 
 SEVERAL = 3
-"""How many transfers must have ended before, and how many must be open, before their ends are missed."""
+"""Minimum numbers of ended and of open transfers before missing ends are counted."""
 
 
 @dataclass(slots=True)
@@ -23,10 +23,10 @@ class TransferEnds:
     """The transfers of one connector in one direction.
 
     Attributes:
-        open: those that have begun and not ended, by number or request, the oldest first.
+        open: the open transfers, by number or request, the oldest first.
         writes: the open store that writes a chunk, by key.
-        ended: how many have ended.
-        longest_ns: the longest time that one of them took.
+        ended: number of ended transfers.
+        longest_ns: the longest duration of an ended transfer.
         last: the latest end.
         missed_ns: recorded time with steps and several open transfers, since the latest end.
         steps: the scheduler's steps in that time.
@@ -56,7 +56,7 @@ class TransferEnds:
         self.last, self.missed_ns, self.steps = event, 0, 0
 
     def forget(self, request: str | None = None) -> None:
-        """Stop expecting the ends of a request's transfers, or of all transfers if none is named: they may have been
+        """Stop expecting the ends of a request's transfers, or of all transfers without a request: they may have been
         dropped."""
         for key in [key for key, event in self.open.items() if request is None or event.request == request]:
             self._close(key)
@@ -64,8 +64,8 @@ class TransferEnds:
             self.missed_ns = self.steps = 0
 
     def pass_time(self, before: Heartbeat, beat: Heartbeat) -> None:
-        """Add the time between two consecutive heartbeats. Time without a scheduler step does not count, because nobody
-        asked the connector then."""
+        """Add the time between two consecutive heartbeats. Time without a scheduler step does not count, because the
+        connector was not asked then."""
         steps = (beat.scheduler_step or 0) - (before.scheduler_step or 0)
         if steps <= 0 or len(self.open) < SEVERAL:
             return
@@ -86,49 +86,48 @@ class TransferEnds:
 BURST_NS = 10 * 10**9
 """Transfers that begin within this time begin together."""
 MAX_ENDED = 512
-"""Transfers remembered after their end."""
+"""Maximum number of transfers remembered after their end."""
 MAX_LOADS = 4096
-"""Asynchronous loads remembered: those with lost ends are forgotten first."""
+"""Maximum number of remembered asynchronous loads: loads with lost ends are forgotten first."""
 
 
 @dataclass(slots=True)
 class TransferFlow:
-    """The transfers of one engine. Unlike those of `Engine`, its open loads are kept where events are missing: too many of
-    them, and too many ends, make a rule more patient, too few would accuse."""
+    """The transfers of one engine. Unlike those of `Engine`, its open loads are kept if events are missing: too many of them,
+    and too many ends, delay a finding; too few would cause a wrong one."""
 
     _loads: dict[str, Alloc] = field(default_factory=dict)
     """Asynchronous loads without a known end, by request."""
     _ended: deque[tuple[Event | None, Event]] = field(default_factory=lambda: deque(maxlen=MAX_ENDED))
-    """The latest ends of transfers, and what began each; None where that is not known."""
+    """The latest ends of transfers, and the event that began each; None if unknown."""
     _resumed: Event | None = None
     """The first event after the last missing ones."""
 
     def mark_gap(self, before: Event) -> None:
-        """Events are missing before this one; any of them may have been an end."""
+        """Note that events are missing before this one; any of them may have been an end."""
         self._resumed = before
 
     def loads(self, alloc: Alloc) -> None:
-        """An asynchronous load has begun."""
+        """Enter the start of an asynchronous load."""
         self._loads[alloc.request or ""] = alloc
         if len(self._loads) > MAX_LOADS:
             del self._loads[next(iter(self._loads))]
 
     def received(self, event: Event) -> None:
-        """The load of the event's request has ended."""
+        """Enter the end of the load of the event's request."""
         self.ended(self._loads.pop(event.request or "", None), event)
 
     def ended(self, began: Event | None, event: Event) -> None:
-        """A transfer has ended that an event began."""
+        """Enter the end of a transfer that an event began."""
         self._ended.append((began, event))
 
     def loading(self, connector_id: str) -> int:
-        """The tokens of a connector's asynchronous loads that are open."""
+        """The tokens of a connector's open asynchronous loads."""
         return sum(load.allocated for load in self._loads.values() if load.connector_id == connector_id)
 
     def turn(self, event: Event, *, by_number: int) -> Event:
-        """When it was the turn of an event's connector to do what it began with it, by the event of a number: at once, or at
-        the last end of a transfer that had begun before or with it. Where events are missing, the last of these may have been
-        such an end."""
+        """When an event's transfer was next in its connector's queue, as of the event with a number: at once, or at the last
+        end of a transfer that began no later. If events are missing, the last of them may have been such an end."""
         resumed = self._resumed
         latest = resumed if resumed is not None and event.sequence < resumed.sequence <= by_number else event
         for began, ended in reversed(self._ended):
@@ -140,7 +139,7 @@ class TransferFlow:
 
 
 def _may_delay(began: Event | None, event: Event) -> bool:
-    """Whether a transfer may have been before another one in its connector's queue, or beside it."""
+    """Whether a transfer may have been ahead of another one in its connector's queue, or concurrent with it."""
     if began is None:
         return True
     return began.connector_id == event.connector_id and began.end_ns <= event.end_ns + BURST_NS

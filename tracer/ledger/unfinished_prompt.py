@@ -1,4 +1,4 @@
-"""An admission of a request that ended, or whose engine did, before all of its prompt was computed. Pure."""
+"""An admission of a request that ended, or whose engine ended, before its whole prompt was computed. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 from kvtrail.tracer.model.causes import Cause
 
 _STAYS = (Cause.HELD, Cause.LOADED, Cause.FAILED_LOAD, Cause.NOT_COMPUTED)
-"""What is so however far the request was computed."""
+"""Causes that hold regardless of how far the request was computed."""
 
 
 def cut_short(
     entry: Mapping[str, Any], reached: int | None, ended: str, *, is_loading: bool = False
 ) -> Mapping[str, Any]:
-    """An admission, as `Breakdown.as_dict` gives it, of which nothing was computed from the token `reached` on; None where
-    that is not known. `ended` is how the request, or its epoch, ended; `is_loading`: its load had not ended, and nothing was
-    heard of it since."""
+    """An admission from `Breakdown.as_dict` of which no token from `reached` on was computed (None: unknown). `ended` is how
+    the request, or its epoch, ended; `is_loading`: its load had not ended, and its end was never reported."""
     if reached is None:
         return {**entry, "reached": None, "ended": ended}
     if reached >= entry["total"]:

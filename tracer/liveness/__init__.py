@@ -1,1 +1,1 @@
-"""Whether an engine is alive: its recorders, its launches, and how they ended. Pure: no I/O, no clock."""
+"""Liveness of engines: their recorders, their launches, and how they ended. Pure: no I/O, no clock."""

@@ -1,4 +1,4 @@
-"""The deaths of the engines of a recorded history, and what was lost by them. Events may come in any order."""
+"""The deaths of engines in a recorded history, and the requests lost with them. Events may arrive in any order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvtrail.tracer.model.findings import Finding, Severity
 
 E = TypeVar("E", bound=Event)
 CAUSE_NS = 60 * 10**9
-"""How long before a death its cause may have been found."""
+"""Maximum time between a finding and a death that it is the cause of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Death:
     Attributes:
         engine: vLLM's engine id.
         at_ns: Unix nanoseconds.
-        ended_by: the exception that ended it, its class and the beginning of its text.
+        ended_by: the exception that ended it: its class and the start of its text.
         lost: ids of the requests that were lost with it (`is_lost`).
         cause: see `cause_of`.
     """
@@ -38,15 +38,15 @@ class Death:
 
 @dataclass(slots=True)
 class _Side:
-    """What is known of the end of one recorder on a scheduler's side."""
+    """The known facts about the end of one recorder on a scheduler's side."""
 
     engine: str
     went_on: int = -1
-    """The number of the last event that shows that the engine went on."""
+    """The number of the last event that shows that the engine was still running."""
     raised: Event | None = None
     end_record: Heartbeat | None = None
     lost: dict[str, bool] = field(default_factory=dict)
-    """The requests that were lost with it, and whether a call about each raised."""
+    """The lost requests, and for each whether a call about it raised."""
 
 
 def _last(known: E | None, event: E) -> E:
@@ -55,7 +55,7 @@ def _last(known: E | None, event: E) -> E:
 
 
 def cause_of(findings: Iterable[Finding], engine: str, ended_ns: int, failed: Container[str]) -> Finding | None:
-    """The last finding before an engine's death that can have caused it, first of all of a request about which a call raised
+    """The last finding before an engine's death that can have caused it, preferably of a request about which a call raised
     (`failed`); None if there is none."""
     causes = (
         finding
@@ -69,7 +69,7 @@ def cause_of(findings: Iterable[Finding], engine: str, ended_ns: int, failed: Co
 
 
 class Deaths:
-    """Follows a history for the deaths of its engines."""
+    """Detects the deaths of engines in a history."""
 
     def __init__(self) -> None:
         self._sides: dict[str, _Side] = {}
@@ -89,7 +89,7 @@ class Deaths:
             side.end_record = _last(side.end_record, event)
 
     def leave(self, account: Account) -> None:
-        """The last that is known of a request."""
+        """Enter the last known state of a request."""
         side = self._sides.get(account.recorder)
         if side is not None and is_lost(account):
             side.lost[account.request] = has_failed(account.status)
@@ -106,7 +106,7 @@ class Deaths:
 
     def _deaths(self, findings: Sequence[Finding]) -> Iterator[Death]:
         for side in self._sides.values():
-            # What came after an end record, or after an exception, takes it back.
+            # An event after an end record, or after an exception, shows that the engine was still running.
             raised = side.raised if side.raised and side.raised.sequence > side.went_on else None
             end_record = side.end_record if side.end_record and side.end_record.sequence > side.went_on else None
             last = end_record or raised
@@ -116,7 +116,7 @@ class Deaths:
                 raised=None if raised is None else raised.error,
                 lost=len(side.lost),
             )
-            # The end record of a log says that it is a scheduler's.
+            # The end record of a log marks it as the scheduler's.
             says_so = side.end_record is not None and side.end_record.role == SCHEDULER
             is_schedulers = side.went_on >= 0 or raised is not None or says_so
             if last is None or not is_schedulers or transition(evidence).state is not EngineState.DIED:

@@ -1,9 +1,9 @@
-"""The life of an engine: its states, what leads to each of them, and the record of one launch.
+"""The states of an engine, the evidence for each of them, and the record of one launch.
 
-What an engine reports of itself is final: an end record that names an exception is a death, one that names none is a good
-end. A lost contact is a death if the last that came was a call of the connector that raised, since vLLM catches none of
-these; otherwise nobody can tell it from a broken network. A process that ended without an end record died if it left requests
-open: vLLM, asked to stop, kills its engine's process at once, unless it is given a `--shutdown-timeout`.
+An engine's own report is final: an end record that names an exception is a death; without an exception it is a normal
+end. A lost contact is a death if the last event was a call of the connector that raised, since vLLM catches no such
+exception; otherwise it cannot be distinguished from a broken network. A process that ended without an end record died if it
+left requests open: when asked to stop, vLLM kills its engine's process at once, unless it has a `--shutdown-timeout`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.events.unsupported import shows_catches
 
 CONTACT_NS = 30 * 10**9
-"""After so long without a heartbeat, contact is lost."""
+"""Time without a heartbeat after which contact is lost."""
 STILL_GOING: frozenset[type[Event]] = frozenset({RequestStart, Lookup, Alloc, Schedule})
-"""Events that only a scheduler records that goes on."""
+"""Events that only a running scheduler records."""
 _RAISING: frozenset[type[Event]] = frozenset({Lookup, Alloc, Failure})
 """Events that may carry an exception."""
 _SHUTDOWN = "shutdown"
-"""The call that informs a connector that its engine ends: what it raises ends nothing more."""
+"""The call that informs a connector that its engine ends: its exceptions have no further effect."""
 
 
 class EngineState(StrEnum):
@@ -32,32 +32,32 @@ class EngineState(StrEnum):
 
     RUNNING = "running"
     LOST_CONTACT = "silent"
-    """Its heartbeats stopped, and nothing explains that."""
+    """Its heartbeats stopped without an explanation."""
     DIED = "died"
     """An exception ended it, or it ended without an end record and requests were lost with it."""
     DRAINED = "drained"
-    """Its end record names no exception, or nothing was lost with it."""
+    """Its end record names no exception, or it ended without losing a request."""
     REPLACED = "replaced"
-    """It stopped reporting, and another engine came in its place."""
+    """It stopped reporting, and another engine replaced it."""
     NOT_OBSERVED = "unseen"
-    """It sends no heartbeats and has none to send, or nobody who could know receives them."""
+    """It sends no heartbeats by design, or no running sidecar receives them."""
 
 
 FINAL = (EngineState.DIED, EngineState.DRAINED)
-"""What an engine itself has reported; no silence changes it."""
+"""States that the engine itself reported; a lost contact does not change them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of a launch at one moment.
+    """The evidence about a launch at one moment.
 
     Attributes:
-        is_closed: whether it sent its end record: all recorders that speak for it did.
-        ended_by: what the end record says the engine ended of.
-        raised: the exception of the last call of its connector, if the engine has not gone on since.
-        reports: whether anything came of it lately (`CONTACT_NS`).
-        sends_heartbeats: whether a heartbeat ever came.
-        is_replaced: whether another engine or launch came in its place.
+        is_closed: whether all recorders that represent it sent their end records.
+        ended_by: the exception that the end record names.
+        raised: the exception of the last call of its connector, if the engine has not continued since.
+        reports: whether an event arrived lately (`CONTACT_NS`).
+        sends_heartbeats: whether a heartbeat ever arrived.
+        is_replaced: whether another engine or launch replaced it.
         heartbeats_due: whether a heartbeat is missing.
         lost: requests that were lost with it; None while they are not counted.
     """
@@ -73,7 +73,7 @@ class Evidence:
 
     @property
     def exception(self) -> str | None:
-        """What ended the engine: what a call raised says more than that the process has gone."""
+        """The exception that ended the engine: that of a call is more specific than the end of the process."""
         return self.raised if self.raised is not None and self.ended_by in (None, NO_END_RECORD) else self.ended_by
 
     @property
@@ -83,7 +83,7 @@ class Evidence:
 
 
 class Transition(NamedTuple):
-    """A cause in words, and the state that it leads to when its condition holds."""
+    """A description of evidence, and the resulting state if its condition holds."""
 
     cause: str
     state: EngineState
@@ -130,46 +130,46 @@ TRANSITIONS = (
     ),
     Transition("heartbeats were due, and none came", EngineState.LOST_CONTACT, lambda seen: True),
 )
-"""From any state, the first cause with a condition that holds decides; `supersedes` says what a final state gives way to."""
+"""In any state, the first entry whose condition holds decides; `supersedes` says which states replace a final one."""
 
 
 def transition(evidence: Evidence) -> Transition:
-    """The cause that holds by this evidence, and its state."""
+    """The first entry that applies to this evidence, with its state."""
     return next(each for each in TRANSITIONS if each.holds(evidence))
 
 
 def supersedes(state: EngineState, known: EngineState, *, from_scheduler: bool) -> bool:
-    """Whether a state replaces the one that was known of the same launch: a final one gives way only to what comes from the
-    scheduler's side, which shows that it was none."""
+    """Whether a state replaces the known state of the same launch: a final state is replaced only by an event from the
+    scheduler's side, which proves it wrong."""
     return known not in FINAL or state in FINAL or from_scheduler
 
 
 def goes_on(event: Event) -> bool:
-    """Whether an event shows that its engine goes on."""
+    """Whether an event shows that its engine is still running."""
     return event.error is None and type(event) in STILL_GOING
 
 
 def is_fatal(event: Event) -> bool:
-    """Whether an event carries an exception that ends an engine: vLLM catches none. Who caught one that is printed in a log
-    is not known."""
+    """Whether an event carries an exception that ends an engine: vLLM catches none. An exception in a log does not count,
+    since it may have been caught."""
     if event.error is None or type(event) not in _RAISING or not shows_catches(event.lacks):
         return False
     return not (isinstance(event, Failure) and event.call == _SHUTDOWN)
 
 
 class LossCause(StrEnum):
-    """How an engine was lost: a label of the metrics."""
+    """The way in which an engine was lost: a label of the metrics."""
 
     EXCEPTION = "exception"
     KILLED = "killed"
     """Its process ended without an end record, and requests were lost with it."""
     LOST_CONTACT = "lost_contact"
-    """It was killed with everything around it, or the network between is broken."""
+    """It was killed together with its export process, or the network is broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausingFinding:
-    """The finding that a death is attributed to: its id, its rule and title, and its request; empty if it has none."""
+    """The finding that a death is attributed to: its id, rule, title and request; the request may be empty."""
 
     id: str
     rule: str
@@ -183,13 +183,13 @@ class Launch:
 
     Attributes:
         engine: vLLM's engine id.
-        launch: how its recorders name the launch; empty in an older vLLM; all its launches are one then.
-        state: how it is, or how it ended.
-        began_ns: beginning of the first event that came.
+        launch: the launch's name in its recorders' spans; empty for an older vLLM: then all its launches are one.
+        state: its current or final state.
+        began_ns: start of the first received event.
         ended_ns: end of the last event, once it has ended or contact is lost.
-        ended_by: the exception that ended it, its class and the beginning of its text.
-        lost: requests that were open when it ended, or had blocks that it held for another engine.
-        cause: of its death; None if nothing was found that might have caused it.
+        ended_by: the exception that ended it: its class and the start of its text.
+        lost: number of requests that were open when it ended, or had blocks that it held for another engine.
+        cause: the finding that may have caused its death; None if there is none.
         settings: the versions and settings it was launched with (`model.engines.launched_with`).
     """
 
@@ -205,7 +205,7 @@ class Launch:
 
     @property
     def loss(self) -> LossCause | None:
-        """How it was lost; None while it runs, and for an end that a rollout, a drain or a scale-down explains."""
+        """How it was lost; None while it runs, and after an end that a rollout, a drain or a scale-down explains."""
         if self.state is EngineState.LOST_CONTACT:
             return LossCause.LOST_CONTACT
         if self.state is not EngineState.DIED:
@@ -214,7 +214,7 @@ class Launch:
 
 
 def last_launches(launches: Iterable[Launch]) -> dict[str, Launch]:
-    """By engine, its last launch."""
+    """The last launch of each engine."""
     last: dict[str, Launch] = {}
     for launch in sorted(launches, key=lambda each: each.began_ns):
         last[launch.engine] = launch
@@ -232,20 +232,21 @@ _PRECEDENCE = (
 
 
 def agreed(reports: Collection[Launch]) -> Launch:
-    """One launch as several sidecars know it: an end that the engine reported itself, or else that one of them hears it."""
+    """One launch as known to several sidecars: an end that the engine itself reported has precedence, then a sidecar to which
+    it still reports."""
     return min(reports, key=lambda each: (_PRECEDENCE.index(each.state), -(each.ended_ns or 0)))
 
 
 def at_present(
     launch: Launch, *, is_heard: bool, heard_ns: int, note_every_ns: int, open_requests: int, now_ns: int
 ) -> Launch:
-    """A stored launch as it is now, for a process that was not there, or has not looked, since it was stored: a sidecar that
-    was started a moment ago, or the api over those of a fleet, which may have gone with their engines.
+    """The current state of a stored launch, for a process that has not observed it since it was stored: a sidecar that has
+    just started, or the API over a fleet, whose sidecars may have ended with their engines.
 
     Args:
         is_heard: whether the engine reports now.
-        heard_ns: when it was last noted that it did, which is done every `note_every_ns`.
-        open_requests: how many of its requests are open, as far as is stored.
+        heard_ns: the last recorded time at which it reported, updated every `note_every_ns`.
+        open_requests: the number of its open requests in the store.
         now_ns: the time; Unix nanoseconds.
     """
     if launch.state in FINAL:

@@ -1,5 +1,5 @@
-"""Follows the launches of engines by what their recorders report, or stop reporting. `engine.py` has the states and what
-leads to them. The recorder on the scheduler's side speaks for its engine: workers are ended by their engine, well or not.
+"""Tracks the launches of engines by their recorders' reports, or the lack of reports. `engine.py` has the states and their
+evidence. The recorder on the scheduler's side represents its engine, since the engine ends its workers in any case.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from kvtrail.tracer.liveness.request_outcome import has_failed, is_lost
 from kvtrail.tracer.model.findings import Finding
 
 SETTLED_NS = 15 * 10**9
-"""So long after an end, what was lost is counted once more: by then, events that were missing have come or were given up."""
+"""Time after an end at which lost requests are counted again: by then, missing events have arrived or were given up."""
 MAX_LAUNCHES = 20_000
 Named = TypeVar("Named", Account, Finding, RecorderState)
 
 Key = tuple[str, str]
-"""A launch: its engine, and how it is named."""
+"""A launch: its engine and its name."""
 Change = tuple[Launch | None, Launch]
-"""A launch as it was, None if it was not known, and as it is."""
+"""A launch before the change (None if it was unknown) and after it."""
 Findings = Mapping[Any, Mapping[str, Finding]]
-"""Of requests, by id."""
+"""Request ids."""
 
 
 @dataclass
 class _Seen:
-    """What one update sees, by engine: many may end in one second. `changes` are those that it makes."""
+    """The state for one update, by engine: many engines may end in one second. `changes` are the changes that it makes."""
 
     recorders: Sequence[RecorderState]
     accounts: Iterable[Account]
@@ -51,25 +51,25 @@ class _Seen:
 
     @cached_property
     def requests(self) -> Mapping[str, Sequence[Account]]:
-        """The requests that are held."""
+        """The requests in memory."""
         return _by_engine(self.accounts)
 
     @cached_property
     def findings(self) -> Mapping[str, Sequence[Finding]]:
-        """What was found."""
+        """The findings."""
         return _by_engine(finding for found in self.every_finding.values() for finding in found.values())
 
     @cached_property
     def recorders_of(self) -> Mapping[str, Sequence[RecorderState]]:
-        """The recorders that are held."""
+        """The known recorders."""
         return _by_engine(self.recorders)
 
 
 class Launches:
-    """The launches that are known.
+    """The known launches.
 
     Attributes:
-        changed: those that are to be written. The caller clears it.
+        changed: launches to be written. The caller clears it.
     """
 
     def __init__(
@@ -80,22 +80,22 @@ class Launches:
         at_ns: int,
         on_changes: Callable[[Sequence[Change]], object] = lambda changes: None,
     ) -> None:
-        """`stored` are the launches as they were last written, and `heard` has when their engines last reported, Unix
-        nanoseconds; it is `at_ns` of the monotonic clock. `on_changes` gets the launches that an update has changed."""
+        """`stored` are the launches as last written, and `heard` the times at which their engines last reported, in Unix
+        nanoseconds; the monotonic clock is at `at_ns`. `on_changes` is called with the launches that an update changed."""
         self._on_changes = on_changes
         self.changed: dict[Key, Launch] = {}
         self._known: BoundedDict[Key, Launch] = BoundedDict(MAX_LAUNCHES)
         self._known.update({(launch.engine, launch.launch): launch for launch in stored})
         self._heard, self._began_at = heard, at_ns
         self._unsettled: dict[Key, int] = {}
-        """Those that have ended a moment ago, and when."""
+        """Launches that have just ended, and when."""
 
     def known(self) -> list[Launch]:
-        """All of them."""
+        """All known launches."""
         return list(self._known.values())
 
     def update(self, recorders: Recorders, accounts: Iterable[Account], findings: Findings, *, at_ns: int) -> None:
-        """See how the launches are, at `at_ns` of the monotonic clock."""
+        """Update the launches at `at_ns` of the monotonic clock."""
         seen = _Seen(recorders.values(), accounts, findings, at_ns)
         by_launch: dict[Key, list[RecorderState]] = {}
         for recorder in seen.recorders:
@@ -111,7 +111,7 @@ class Launches:
             if known is not None and not _is_another(launch, known):
                 from_scheduler = any(each.is_scheduler for each in its_recorders)
                 if not supersedes(launch.state, known.state, from_scheduler=from_scheduler):
-                    continue  # something of it came late
+                    continue  # a late event of it arrived
                 launch = replace(
                     launch,
                     began_ns=min(launch.began_ns, known.began_ns),
@@ -136,8 +136,8 @@ class Launches:
         *,
         but: bool = False,
     ) -> None:
-        """Enter a launch as it was observed; its requests are those of its engine that these recorders recorded, or with
-        `but` the others."""
+        """Enter an observed launch; its requests are the engine's requests that these recorders recorded or, with `but`, all
+        others."""
         at_ns = seen.at_ns
         key = (launch.engine, launch.launch)
         known = self._known.get(key)
@@ -163,25 +163,25 @@ class Launches:
             self._known[key] = self.changed[key] = launch
 
     def _not_heard_since_start(self, known: Launch, seen: _Seen) -> Launch:
-        """A launch that was running before this sidecar was started, and has sent nothing since."""
+        """A launch that was running before this sidecar started, and has sent nothing since."""
         last_ns = [account.last_ns for account in seen.requests.get(known.engine, ())]
         ended_ns = max(last_ns, default=self._heard.get(known.engine, known.began_ns))
         return replace(known, state=EngineState.LOST_CONTACT, ended_ns=ended_ns)
 
 
 def _present(recorders: Sequence[RecorderState]) -> Sequence[RecorderState]:
-    """The recorders of the last launch: an engine that does not name its launches may have been started again."""
+    """The recorders of the last launch: an engine that does not name its launches may have been restarted."""
     began_at = max((recorder.began_at for recorder in recorders if recorder.is_scheduler), default=0)
     return [recorder for recorder in recorders if recorder.heard_at >= began_at]
 
 
 def _is_another(launch: Launch, known: Launch) -> bool:
-    """Whether this is another launch than the one that had ended, though they have the same name."""
+    """Whether this is a different launch than the ended one with the same name."""
     return launch.launch == "" and known.ended_ns is not None and launch.began_ns > known.ended_ns
 
 
 def _observed(recorders: Sequence[RecorderState], *, is_replaced: bool) -> tuple[Launch, Evidence]:
-    """A launch by what its recorders reported; `is_replaced` if there is a newer one in its place."""
+    """A launch from its recorders' reports; `is_replaced` if a newer one replaced it."""
     speakers = [recorder for recorder in recorders if recorder.is_scheduler] or recorders
     evidence = Evidence(
         is_closed=all(recorder.contact is Contact.CLOSED for recorder in speakers),
@@ -216,7 +216,7 @@ def _by_engine(those: Iterable[Named]) -> dict[str, list[Named]]:
 
 
 def _reported(launch: Launch) -> tuple[object, ...]:
-    """What of it follows from what its recorders reported."""
+    """The evidence from its recorders' reports."""
     return launch.state in FINAL or launch.state, launch.began_ns, launch.ended_ns, launch.ended_by
 
 

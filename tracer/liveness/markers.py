@@ -1,4 +1,4 @@
-"""Markers of what happens to engines: by their launches, by what events say; and those that may explain a change."""
+"""Markers of notable events of engines, from launches and events, and the selection of markers that may explain a change."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kvtrail.tracer.model.markers import MOST_TEXT, Marker, MarkerKind
 from kvtrail.tracer.model.words import duration, ended, size, some, with_open
 
 MOST_DIFFERENCES = 4
-"""Differing versions and settings that are named; the rest are counted."""
+"""Maximum number of changed versions and settings that are named; the rest are counted."""
 PLACE_NS = 10 * 60 * 10**9
-"""An engine that is launched within this time after another one ended is in its place."""
+"""An engine that is launched within this time after another one ended replaces it."""
 MOST_EARLIER = 200
-"""How many earlier launches of a service and model may be the one that a new launch is compared with."""
+"""Maximum number of earlier launches of a service and model with which a new launch may be compared."""
 BEFORE_NS, AFTER_NS = 3 * 60 * 10**9, 60 * 10**9
-"""How long before and after a change a marker may lie: sums begin with a minute."""
+"""Maximum distance of a marker from a change: sums begin with a minute."""
 BEST_FIRST = (
     MarkerKind.DEATH, MarkerKind.CONTACT_LOST, MarkerKind.DEPLOY, MarkerKind.RESET, MarkerKind.RESTART, MarkerKind.END,
 )  # fmt: skip
-"""The kinds that may explain a change, those first that do so best where nothing else decides."""
+"""The kinds that may explain a change, the most plausible first."""
 _LAUNCHES = (MarkerKind.DEPLOY, MarkerKind.RESTART)
 _ENDS = {
     EngineState.DIED: MarkerKind.DEATH,
@@ -35,7 +35,7 @@ _ENDS = {
 
 
 def of_events(events: Iterable[Event]) -> list[Marker]:
-    """The markers in events that came together: resets, and reports of dropped events."""
+    """The markers in a batch of events: resets, and reports of dropped events."""
     found: dict[str, Marker] = {}
     for event in events:
         if isinstance(event, Reset):
@@ -47,7 +47,7 @@ def of_events(events: Iterable[Event]) -> list[Marker]:
             what = MarkerKind.DROP, f"had dropped {some(event.recorder_dropped, 'event')} since its recorder's start"
         else:
             continue
-        # A recorder repeats how many it has dropped: only the first report of a number marks a moment.
+        # A recorder repeats its number of dropped events: only the first report of a number is a marker.
         number = event.recorder_dropped if isinstance(event, Heartbeat) else event.sequence
         id_ = f"{what[0]} {event.recorder} {number}"
         found.setdefault(id_, Marker(id=id_, kind=what[0], at_ns=event.end_ns, engine=event.engine, text=what[1]))
@@ -57,10 +57,10 @@ def of_events(events: Iterable[Event]) -> list[Marker]:
 def of_launches(
     launches: Iterable[Launch], engines: Mapping[str, Mapping[str, Any]], *, since_ns: int, until_ns: int
 ) -> list[Marker]:
-    """The markers of the launches that began or ended in a range of time, Unix nanoseconds, its end included.
+    """The markers of the launches that began or ended in a time range, in Unix nanoseconds, including its end.
 
     Args:
-        launches: all that are known, as what is new about one follows from those before it.
+        launches: all known launches, since each is compared with earlier ones.
         engines: each engine's `service` and `model`; an engine is compared with others that have the same.
     """
     kin: dict[tuple[str, str], deque[Launch]] = defaultdict(lambda: deque(maxlen=MOST_EARLIER))
@@ -82,7 +82,7 @@ def of_launches(
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """The versions and settings that differ, in words, where both say them."""
+    """Descriptions of changed versions and settings that both launches have."""
     return [
         f"{name} {_shown(name, before[name])} → {_shown(name, value)}"
         for name, value in after.items()
@@ -91,7 +91,7 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str
 
 
 def _shown(name: str, value: str) -> str:
-    """A setting's value: bytes have a unit."""
+    """A setting's value as text: bytes with a unit."""
     return size(int(value)) if "bytes" in name and value.isdecimal() else value
 
 
@@ -102,8 +102,8 @@ def _beginning(
     engines: Mapping[str, Mapping[str, Any]],
     replaced: set[tuple[str, str]],
 ) -> Marker:
-    """The marker of a launch, compared with the one before it: the engine's `own`, or else one of those `earlier` of its
-    service and model, first of all one that has ended and is not `replaced` by another."""
+    """The marker of a launch, compared with its predecessor: the engine's `own`, or else one of the `earlier` launches of its
+    service and model, preferably one that has ended and is not `replaced` by another."""
     candidates = [own] if own is not None else [*earlier]
     ended = [
         each
@@ -146,8 +146,8 @@ def _ending(launch: Launch, at_ns: int) -> Marker:
 
 
 def joined(markers: Iterable[Marker], names: Mapping[str, str], *, step_ns: int) -> Iterator[Marker]:
-    """Markers by time, with those of one kind that lie in one step of `step_ns` joined: the first stands for all, and has no
-    engine where they are of several. `names` are those of engines."""
+    """Markers by time, with markers of one kind in the same step of `step_ns` merged: the first represents all, and has no
+    engine if they belong to several. `names` are those of engines."""
     groups: dict[tuple[object, ...], list[Marker]] = defaultdict(list)
     for each in sorted(markers, key=lambda marker: (marker.at_ns, marker.id)):
         groups[each.kind, each.at_ns // step_ns].append(each)
@@ -160,8 +160,8 @@ def joined(markers: Iterable[Marker], names: Mapping[str, str], *, step_ns: int)
 
 
 def near(markers: Iterable[Marker], *, since_ns: int, at_ns: int, after_ns: int = AFTER_NS) -> list[Marker]:
-    """The markers near a change that began between these moments, or at both if they are the same. An end is left out where
-    the launch that followed it in its place is there: it is a part of that."""
+    """The markers near a change that began between these moments, which may be equal. An end is omitted if the launch that
+    replaced the engine is included."""
     begin_ns, end_ns = since_ns - BEFORE_NS, at_ns + after_ns
     found = [each for each in markers if each.kind in BEST_FIRST and begin_ns <= each.at_ns <= end_ns]
     launched = {each.engine for each in found if each.kind in _LAUNCHES}

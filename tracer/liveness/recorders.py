@@ -1,10 +1,10 @@
-"""What the sidecar knows of each recorder: whether it reports, what it lost, and what replaced its engine.
+"""The sidecar's state of each recorder: whether it reports, its lost events, and the engine that replaced its engine.
 
-A recorder sends a heartbeat every five seconds and an end record. Where neither came, nobody can tell a crash from a broken
+A recorder sends a heartbeat every five seconds and an end record. Without both, a crash cannot be distinguished from a broken
 network: contact is lost. That is explained once the engine sent an end record through another recorder, or was replaced:
-another engine of the same service and model came about the time when it stopped reporting. A recorder that never sent a
-heartbeat owes none: it does not know that a kvtrail receives it. Arrival is by this machine's monotonic clock; no clock of an
-engine is asked.
+another engine of the same service and model appeared about the time when it stopped reporting. No heartbeat is due from a
+recorder that never sent one: it does not know that kvtrail receives it. Arrival times are by this machine's monotonic clock;
+engines' clocks are not used.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ INFO = (
 """The labels that describe an engine, in the order of `EngineState.info`."""
 
 TERMINATED_NS = 15 * 60 * 10**9
-"""After so long without contact it is taken for ended, whether or not anybody knows why."""
+"""Time without contact after which a recorder counts as ended, even without an explanation."""
 FORGET_CLOSED_NS = 60 * 10**9
 FORGET_SILENT_NS = 3600 * 10**9
-"""After so long without contact, recorders that closed, and all others, are forgotten."""
+"""Times without contact after which closed recorders, and all others, are forgotten."""
 OVERLAP_NS = 10 * 60 * 10**9
-"""In a rollout the new engine may begin so long before the old one is ended."""
+"""In a rollout the new engine may start this long before the old one ends."""
 MAX_RECORDERS = 10_000
 MAX_UNRECORDED = 100
-"""Kinds of what a recorder could not record, and unknown names in its spans, that are counted apart; there are fewer."""
+"""Maximum number of kinds of unrecorded data, and of unknown names, with separate counts; normally there are fewer."""
 
 
 class Contact(StrEnum):
@@ -43,9 +43,9 @@ class Contact(StrEnum):
 
     RUNNING = "running"
     LOST = "silent"
-    """No heartbeat, and nothing that explains it."""
+    """No heartbeat, without an explanation."""
     QUIET = "quiet"
-    """Nothing came for a while, and nothing had to: it sends no heartbeats."""
+    """Nothing arrived for a while, as expected, since it sends no heartbeats."""
     TERMINATED = "terminated"
     """No heartbeat; its engine sent an end record, was replaced, or has not reported for so long that it will not come
     back."""
@@ -58,29 +58,29 @@ class RecorderState:
     """One recorder, which is one process of an engine. Counts are events, times are Unix nanoseconds.
 
     Attributes:
-        id, engine: as its spans name them.
-        description: of its engine: the fields of `model.engines.DESCRIPTION`.
+        id, engine: ids from its spans.
+        description: the engine's description: the fields of `model.engines.DESCRIPTION`.
         first, highest: the lowest and the highest sequence number received.
-        received: how many events arrived.
-        dropped: how many events the recorder says it dropped.
-        dropped_by: the same by the reason that it gives.
-        `untold`: what the recorder reports that it could not record, and how often, by kind.
-        unknown: names in its spans that only another version of kvtrail knows, and how often they came.
-        probes_off: the connectors with a probe that has switched itself off.
-        gives_signs: whether a heartbeat ever came.
-        memory_limit: bytes that its connector may hold in host memory, on each worker; None where its settings do not say.
-        pool_blocks: KV blocks of its engine's pool; None where it does not say.
-        held_bytes: bytes that it held at the last heartbeat that knew it; None where none did.
-        launch: what it says of the launch of its engine; may be empty.
+        received: number of received events.
+        dropped: number of events that the recorder reports as dropped.
+        dropped_by: the same, by reason.
+        `untold`: the number of unrecorded items that the recorder reports, by kind.
+        unknown: names in its spans that only another version of kvtrail knows, with their counts.
+        probes_off: the connectors with a probe that switched itself off.
+        gives_signs: whether a heartbeat ever arrived.
+        memory_limit: bytes that its connector may hold in host memory, on each worker; None if its settings do not say.
+        pool_blocks: KV blocks of its engine's pool; None if it does not report them.
+        held_bytes: bytes that it held at the last heartbeat with this value; None if there was none.
+        launch: the name of its engine's launch; may be empty.
         launched_with: the versions and settings of that launch (`model.engines.launched_with`).
-        is_scheduler: whether it is known to be the one on the scheduler's side, which speaks for its engine.
-        ended_by: what its end record says the engine ended of; None for a good end.
-        raised: the number of the last event that tells of an exception of the connector, and this exception, if the engine
-            has not gone on since.
+        is_scheduler: whether it is known to be the recorder on the scheduler's side, which represents its engine.
+        ended_by: the exception that its end record names; None for a normal end.
+        raised: the number of the last event with an exception of the connector, and this exception, if the engine
+            has not continued since.
         contact: whether it reports.
         gaps: the sequence numbers that have not arrived.
         connectors: names of the connectors it records.
-        first_ns: beginning of the first event of its that came, by the recorder's clock.
+        first_ns: start of its first received event, by the recorder's clock.
         last_ns: end of its latest event, by the recorder's clock.
         heard_ns: arrival of its latest span, by this machine's clock.
         lag_ns: from the end of the latest event to its arrival.
@@ -119,8 +119,8 @@ class RecorderState:
 
     @classmethod
     def of(cls, event: Event, resource: Mapping[str, Any], *, at_ns: int = 0) -> RecorderState:
-        """The state of the recorder that sent `event`, its first, which arrived at `at_ns` of the monotonic clock, before the
-        event is counted."""
+        """The state of a new recorder before its first `event` is counted, which arrived at `at_ns` of the monotonic
+        clock."""
         return cls(
             id=event.recorder,
             engine=event.engine,
@@ -136,8 +136,8 @@ class RecorderState:
         )
 
     def count(self, events: Sequence[Event], *, heard_ns: int, at_ns: int = 0) -> int | None:
-        """Count events that arrived together at `heard_ns`, and at `at_ns` of the monotonic clock. Returns how many more
-        events their heartbeats report as dropped, and None if there is no heartbeat among them."""
+        """Count events that arrived together at `heard_ns`, and at `at_ns` of the monotonic clock. Returns the number of
+        newly dropped events that their heartbeats report, or None without a heartbeat."""
         self.received += len(events)
         self.heard_ns, self.heard_at = heard_ns, at_ns
         if self.contact is not Contact.CLOSED:
@@ -176,7 +176,7 @@ class RecorderState:
             self.gives_signs = True
 
     def count_unknown(self, name: str) -> None:
-        """Count a name that this kvtrail does not know."""
+        """Count a name that this version of kvtrail does not know."""
         if name in self.unknown or len(self.unknown) < MAX_UNRECORDED:
             self.unknown[name] = self.unknown.get(name, 0) + 1
 
@@ -196,12 +196,12 @@ class RecorderState:
 
     @property
     def replaceable_as(self) -> tuple[str, str]:
-        """Service and model: an engine that has the same may come in the place of this one's."""
+        """Service and model: an engine with the same values may replace this one's."""
         return self.description["service"], self.description["model"]
 
     @property
     def info(self) -> tuple[str, ...]:
-        """What it says of its engine: the values of the labels `INFO`."""
+        """Its engine's description: the values of the labels `INFO`."""
         about = self.description
         return (
             shown_name(self.engine, about), about["model"], about["service"], about["instance"], about["pod"], about["host"],
@@ -210,19 +210,19 @@ class RecorderState:
 
 
 def _count_up(counts: dict[str, int], named: Sequence[str] | None) -> None:
-    """Take over counts that a heartbeat names, such as `kv.lookup:3`; they never sink."""
+    """Take over the counts of a heartbeat, such as `kv.lookup:3`; they never decrease."""
     for name, _, times in (text.rpartition(":") for text in (named or ())[:MAX_UNRECORDED]):
         if times.isdecimal() and (name in counts or len(counts) < MAX_UNRECORDED):
             counts[name] = max(counts.get(name, 0), int(times))
 
 
 class Recorders:
-    """The recorders that were heard from and are not forgotten, by id."""
+    """The recorders that reported and are not forgotten, by id."""
 
     def __init__(self) -> None:
         self._held: dict[str, RecorderState] = {}
         self._replaced_by: dict[str, str] = {}
-        """By engine, the one that replaced it; each replaces one."""
+        """For each engine, the engine that replaced it; each replaces one."""
 
     def get(self, recorder: str) -> RecorderState | None:
         return self._held.get(recorder)
@@ -231,15 +231,15 @@ class Recorders:
         self._held[recorder.id] = recorder
 
     def values(self) -> list[RecorderState]:
-        """All of them, as they are now: another thread may ask."""
+        """A snapshot of all recorders, since another thread may call this."""
         return list(self._held.values())
 
     def is_replaced(self, engine: str) -> bool:
-        """Whether another engine came in this one's place."""
+        """Whether another engine replaced this one."""
         return engine in self._replaced_by
 
     def update(self, *, at_ns: int) -> list[RecorderState]:
-        """See who has stopped reporting, at `at_ns` of the monotonic clock; returns the recorders that are forgotten."""
+        """Update which recorders report, at `at_ns` of the monotonic clock; returns forgotten recorders."""
         engines: dict[str, list[RecorderState]] = {}
         for recorder in self._held.values():
             engines.setdefault(recorder.engine, []).append(recorder)
@@ -271,11 +271,11 @@ class Recorders:
         return gone
 
     def _explain(self, silent: Collection[str], engines: Mapping[str, Sequence[RecorderState]]) -> None:
-        """Find the engine that replaced each of those that are silent as a whole, the longest silent first."""
+        """Find a replacement for each engine without a reporting recorder, the longest silent first."""
         taken = set(self._replaced_by.values())
         fresh: dict[tuple[str, str], list[tuple[int, str]]] = {}
         for engine, held in engines.items():
-            # Its first events came, so it is new, and no old engine that this sidecar has only just met.
+            # Its first events arrived, so it is a new engine, not an old one that is new to this sidecar.
             if (
                 engine not in taken
                 and any(recorder.contact is Contact.RUNNING for recorder in held)

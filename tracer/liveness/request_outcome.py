@@ -1,7 +1,7 @@
-"""The outcome of a request, and the impact of a finding: what can be said once more is known than the request's own events.
+"""The outcome of a request and the impact of a finding, from the request's account and the state of its engine.
 
-A request's account has a `status` and, once it has ended, a reason (`Account.outcome`): their strings are read here, and
-nowhere else. A request that has not ended shares the fate of its engine.
+A request's account has a `status` and, once it has ended, a reason (`Account.outcome`): only this module interprets these
+strings. The outcome of an open request depends on its engine.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.model.outcomes import Impact, Outcome
 
 ABORTED, ERROR = "aborted", "error"
-"""vLLM's own words for how a request finished."""
+"""vLLM's finish reasons."""
 FINISHED, FAILED, ABANDONED = "finished", "failed", "abandoned"
-"""The statuses of an account that has ended."""
+"""The statuses of an ended account."""
 
 
 _OF_OPEN = {
@@ -26,17 +26,17 @@ _OF_OPEN = {
     EngineState.REPLACED: Outcome.LOST,
     EngineState.LOST_CONTACT: Outcome.LOST_CONTACT,
 }
-"""The outcome of a request that has not ended, by the state of its engine."""
+"""The outcome of an open request, by the state of its engine."""
 
 
 def outcome_of(status: str, reason: str | None, engine: EngineState) -> Outcome:
-    """The outcome of a request, by its account's `status` and `outcome` (the reason), and by the state of its engine."""
+    """The outcome of a request, from its account's `status` and `outcome` (the reason), and the state of its engine."""
     return of_ending(ending_of(status, reason), engine)
 
 
 def ending_of(status: str, reason: str | None) -> Outcome:
-    """The outcome of a request as far as its account alone says: for one that has not ended, or lost contact with its
-    engine, it depends on the engine, too."""
+    """The ending of a request according to its account alone. If it has not ended, or contact with its engine was lost, the
+    outcome also depends on the engine."""
     if has_failed(status) or reason == ERROR:
         return Outcome.FAILED
     if status == FINISHED:
@@ -56,7 +56,8 @@ def of_ending(ending: Outcome, engine: EngineState) -> Outcome:
 
 
 def described(status: str, reason: str | None, error: str | None) -> str:
-    """How a request ended, by its account, in words: a drift of severity `crash` does not always crash anything."""
+    """How a request ended according to its account, in words: a finding of severity `crash` does not always crash the
+    engine."""
     match status:
         case "failed":
             return f"a call about it raised {error}"
@@ -75,7 +76,7 @@ def has_failed(status: str) -> bool:
 
 
 def is_over(status: str, ended_ns: int | None) -> bool:
-    """Whether nothing more is to come of a request, whatever the state of its engine."""
+    """Whether a request has no further events, in any state of its engine."""
     return ended_ns is not None or has_failed(status)
 
 
@@ -88,7 +89,7 @@ def is_lost(account: Account) -> bool:
 
 
 ABOUT_BYTES = "byte-drift"
-"""The rule that sees that wrong KV was read."""
+"""The rule that detects reads of wrong KV."""
 
 
 def impact_of(
@@ -102,8 +103,8 @@ def impact_of(
     was_stopped: bool = False,
 ) -> Impact:
     """The impact of a finding that was seen `count` times: the guard healed it, or its request has this outcome, or it caused
-    its engine's death. Without a request, or with one that is not known any more, `outcome` is None. An engine that
-    `was_stopped` loses what is open, whatever was found."""
+    its engine's death. Without a known request, `outcome` is None. An engine that `was_stopped` loses its open requests
+    independently of findings."""
     if healed >= count:
         return Impact.HEALED
     if is_cause:

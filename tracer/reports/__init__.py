@@ -1,4 +1,4 @@
-"""What a terminal shows: findings, steps of a replay, progress.
+"""Terminal output: findings, steps of a replay, progress.
 
 In: audits, findings and players. Out: lines of text or JSON.
 """

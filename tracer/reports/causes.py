@@ -11,11 +11,11 @@ from kvtrail.tracer.model.words import count, percent, some
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
 Entry = Mapping[str, Any]
-"""An admission, as an account has it."""
+"""An admission of an account."""
 
 
 def as_text(explained: Mapping[tuple[str, str], Sequence[Entry]], *, columns: int | None = None) -> str:
-    """Each admission of each of these requests: its parts in order, with their tokens, their share, and their causes."""
+    """Each admission of these requests: its parts in order, with their tokens, share, and cause."""
     paragraphs = [
         _admission(request, entry, columns) for (_, request), entries in explained.items() for entry in entries
     ]

@@ -1,4 +1,4 @@
-"""An audit as text: engines that died, findings grouped by rule and request, and what was read."""
+"""An audit as text: engines that died, findings grouped by rule and request, and the amount of data."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _ENDS = {
     Outcome.DECLINED: "declined",
     Outcome.EXPIRED: "kept until the lease ran out",
 }
-"""How hand-offs ended, in words; that one was read is what should be."""
+"""Texts for the ends of hand-offs; the normal end, a read, is omitted."""
 MAX_NAMED = 3
-"""Lost requests that are named when an engine died."""
+"""Maximum number of lost requests that are named when an engine died."""
 MAX_REQUESTS = 10
-"""Requests that are shown under a rule: the eleventh rarely adds anything."""
+"""Maximum number of requests shown under a rule."""
 T = TypeVar("T")
 
 
 def as_text(result: Audit, *, columns: int | None = None, everything: bool = False) -> str:
-    """An audit as text: engines that died, each rule with findings, the requests under it, and what was read.
+    """An audit as text: engines that died, each rule with findings, its requests, and the amount of data.
 
     Args:
         columns: width to wrap lines to; None leaves them whole.
@@ -48,7 +48,7 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
     """
     several_engines = len({finding.engine for finding in result.findings}) > 1
     paragraphs = [_death(death, result, columns) for death in result.deaths]
-    # Findings are sorted by severity and then by time, and so are the groups: what drifted first is often the cause.
+    # Findings and groups are sorted by severity and then by time: the first finding is often the cause.
     for found in _grouped(result.findings, lambda f: f.rule):
         requests = _grouped(found, lambda f: (f.engine, f.request))
         paragraphs.append(_heading(found[0], len(requests), columns))
@@ -87,14 +87,14 @@ def _death(death: Death, result: Audit, columns: int | None) -> str:
 
 
 def finding_text(finding: Finding, *, columns: int | None = None) -> str:
-    """One finding: its rule, its request, the explanation, the moments that show it, and the usual cause."""
+    """One finding: its rule, request, explanation, witnesses, and usual cause."""
     hint = wrapped(f"Usually: {finding.hint}", columns, first="    ")
     engine = "" if finding.request else finding.engine
     return "\n".join([*_title(finding, columns), *_finding(finding, columns, engine=engine).split("\n"), *hint])
 
 
 def _heading(finding: Finding, requests: int, columns: int | None) -> str:
-    """What all findings of a rule share."""
+    """The common text of all findings of a rule."""
     lines = _title(finding, columns)
     lines.append(f"  In {words.some(requests, _where(finding))}.")
     lines += wrapped(f"Usually: {finding.hint}", columns, first="  ")
@@ -115,7 +115,7 @@ def _finding(
     """One finding: where and how often it occurred, its impact, the explanation, and its witnesses. `engine` is named unless
     it is empty; `outcome` is that of the request, in words."""
     facts = [f"request {finding.request}", words.run(finding.epoch)] if finding.request else []
-    if finding.connector:  # of a MultiConnector's children it may not be known which
+    if finding.connector:  # with a MultiConnector, the child may be unknown
         facts.append(finding.connector)
     if engine:
         facts.append(f"engine {engine}")
@@ -154,7 +154,7 @@ def _moments(finding: Finding, columns: int | None) -> list[str]:
 
 
 def _described(witness: Witness, epoch: int) -> str:
-    """The event in words, with its run of the request if that differs from the finding's."""
+    """The event in words, with its epoch if that differs from the finding's."""
     parts = [words.described(witness.kind, witness.numbers)]
     if witness.numbers.get("blocks_ids"):
         parts.append(f"blocks {words.blocks_named(witness.numbers)}")

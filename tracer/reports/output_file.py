@@ -32,13 +32,13 @@ def check(output: Path, *, force: bool, sources: Iterable[Path]) -> None:
 
 @contextmanager
 def or_exit(output: Path | None, *refusals: type[Exception], doing: str = "") -> Iterator[None]:
-    """Around reading and writing: print why a file cannot be used, and end the command with exit code 2.
+    """A context for reading and writing: prints why a file cannot be used, and ends the command with exit code 2.
 
     Args:
-        output: named in errors of the operating system.
-        refusals: exceptions, besides `UnusableTrace`, with a text that says what cannot be used.
-        doing: what fails, as in "the replay". With it, defects of ours end the command in the same way, since their exit
-            code 1 would say that there is drift.
+        output: the file named in errors of the operating system.
+        refusals: exceptions, besides `UnusableTrace`, whose text says what cannot be used.
+        doing: the name of the operation, such as "the replay". With it, internal errors also exit with code 2, since exit
+            code 1 would mean drift.
 
     Raises:
         click.exceptions.Exit: with code 2, after the error was printed.
@@ -49,7 +49,7 @@ def or_exit(output: Path | None, *refusals: type[Exception], doing: str = "") ->
     except (UnusableTrace, *refusals) as error:  # type: ignore[misc]
         reason = str(error)
     except (BrokenPipeError, click.ClickException, click.exceptions.Exit):
-        raise  # click knows what to do
+        raise  # click handles these
     except Exception as error:
         if isinstance(error, OSError) and output is not None:
             reason = f"{output}: {error.strerror or error}"
@@ -63,14 +63,14 @@ def or_exit(output: Path | None, *refusals: type[Exception], doing: str = "") ->
 
 @contextmanager
 def opened(output: Path) -> Iterator[IO[str]]:
-    """The file to write to. It appears under its name only when it is complete, whatever interrupts the writing."""
+    """The file to write to. It appears under its name only when it is complete, even if writing is interrupted."""
     if output == STDOUT:
         yield sys.stdout
         sys.stdout.flush()
         return
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        unfinished.unlink(missing_ok=True)  # of a process that was killed, or a link to somebody else's file
+        unfinished.unlink(missing_ok=True)  # left by a killed process, or a link to another user's file
         with unfinished.open("x", encoding="utf-8") as file:
             yield file
         unfinished.replace(output)

@@ -13,11 +13,12 @@ from kvtrail.tracer.reports.terminal import plain, wrapped
 
 SECOND_NS = 10**9
 STEPS = (0.25, 0.5, 1, 2, 4, 8)
-"""The sizes in the table, as multiples of today's; where that is not known, of the one beyond which hits no longer grow."""
+"""The sizes in the table, as multiples of the current size or, if it is unknown, of the size beyond which hits stop
+growing."""
 
 
 def as_text(saved: Sequence[Saved], engine_names: Mapping[str, str], *, columns: int | None = None) -> str:
-    """All connectors, one below the other."""
+    """The report on all connectors."""
     return "\n\n".join(_one(each, engine_names, columns) for each in saved)
 
 
@@ -64,7 +65,7 @@ def _today(saved: Saved, curve: MemoryCurve) -> float | None:
 
 
 def _table(saved: Saved, curve: MemoryCurve) -> list[str]:
-    """Sizes, the share of what vLLM's own cache did not hold that each would have given, and the prefill that this saves."""
+    """A table of sizes, their share of the tokens that vLLM's own cache did not hold, and the saved prefill."""
     held = _today(saved, curve)
     around = held or curve.points[-1].chunks
     rows = [["store", "given", "prefill saved", ""]]
@@ -88,5 +89,5 @@ def _table(saved: Saved, curve: MemoryCurve) -> list[str]:
 
 
 def _stored(curve: MemoryCurve, chunks: float) -> str:
-    """A size in bytes, if those of a chunk are known, or in chunks."""
+    """A size in bytes, if the bytes of a chunk are known, or in chunks."""
     return words.some(round(chunks), "chunk") if curve.chunk_bytes is None else words.size(chunks * curve.chunk_bytes)

@@ -1,4 +1,4 @@
-"""The steps of a history as text: a line each, or one with its request's account. Pure."""
+"""The steps of a history as text: one line each, or one step with its request's account. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
 NAMES = {"epoch": "preemptions", "waited_ns": "waited for KV", "looked_at": "blocks checked"}
-"""Numbers with other names on the pages than those of their fields."""
+"""Display names of numbers that differ from their field names."""
 _GAP = 2
 
 
 def opening(player: Player, columns: int | None) -> list[str]:
-    """What was read, what was not and why, and the verdicts on the requests shown."""
+    """The amount of data read, unreadable data with reasons, and the verdicts on the shown requests."""
     shown = player.judged.verdicts if player.following is None else player.following
     of = Counter(player.judged.verdicts[key] for key in shown)
     requests = words.some(sum(of.values()), "request")
@@ -31,8 +31,8 @@ def opening(player: Player, columns: int | None) -> list[str]:
 
 
 def lines(player: Player, *, only: Step | None = None, columns: int | None) -> Iterator[str]:
-    """Every step as a line, each finding after the step that shows it: text for a pipe, a file, or a pager. Of one step,
-    `only` that, with its request's account."""
+    """Every step as a line, each finding after the step that shows it: text for a pipe, a file, or a pager. With `only`, a
+    single step with its request's account."""
     yield "\n".join(opening(player, columns))
     width = max((len(e.request or "") for e in player.events), default=0)
     engines = len({event.engine for event in player.events})
@@ -79,7 +79,7 @@ def _what_was_read(player: Player) -> Iterator[str]:
 
 
 def left_out(history: History) -> Iterator[str]:
-    """What was not read, what a newer kvtrail wrote, and what others did."""
+    """Unreadable data, data of a newer kvtrail, and data of other programs."""
     if history.unreadable:
         file, number, reason = history.unreadable[0]
         count = len(history.unreadable)
@@ -95,7 +95,7 @@ def left_out(history: History) -> Iterator[str]:
 
 
 def _described(event: Event) -> str:
-    """An event in words, with its blocks and keys, and the error it ended with."""
+    """An event in words, with its blocks and keys, and its error."""
     numbers = event.numbers()
     parts = [words.described(event.kind, numbers)]
     if numbers.get("blocks_ids") is not None:
@@ -116,8 +116,8 @@ def _recorded_by(event: Event, *, name_connector: bool) -> str:
 
 
 def _changes(step: Step) -> list[str]:
-    """What the step changed in the account: `computed 48 -> 336`, or `computed 48` if it was unknown before. The error is
-    left out, since the event says it."""
+    """The step's changes of the account: `computed 48 -> 336`, or `computed 48` if it was unknown before. The error is
+    omitted, since the event has it."""
     before, after = step.before or BLANK, step.after or BLANK
     return [
         f"{_name(name)} {_number(after, name)}" if old in (None, BLANK[name]) else
@@ -128,7 +128,7 @@ def _changes(step: Step) -> list[str]:
 
 
 def _account(step: Step) -> Iterator[str]:
-    """The account after a step, a number a line, with the one before where the step changed it."""
+    """The account after a step, one number per line, with the old value if the step changed it."""
     before, after = step.before or BLANK, step.after or BLANK
     for name in NUMBERS:
         if after[name] != BLANK[name] and not _is_redundant(name, after[name]):

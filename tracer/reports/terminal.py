@@ -1,4 +1,4 @@
-"""Output to a terminal: its size, colours, wrapped lines, and a line of progress. A pipe gets none of them."""
+"""Output to a terminal: its size, colours, wrapped lines, and a progress line. A pipe gets none of these."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kvtrail.tracer.ingest import files
 
 STATUS_EVERY_S = 0.1
 LARGE = 16 << 20
-"""Bytes of files from which on reading them has a progress bar: seconds."""
+"""Size of files in bytes from which reading has a progress bar, since it takes seconds."""
 NARROWEST = 40
-"""The fewest columns to wrap to: sentences with two words a line help nobody."""
+"""Minimum width for wrapping, in columns."""
 
 
 def width() -> int | None:
@@ -64,7 +64,7 @@ def reading(paths: Iterable[Path]) -> Iterator[None]:
 
 @contextmanager
 def status() -> Iterator[Callable[[str], None]]:
-    """A line about the progress, on a terminal; call the result with its new text as often as you like."""
+    """A progress line on a terminal; call the result with each new text."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

@@ -1,5 +1,4 @@
-"""Who may speak to the sidecar: those who show a token for what they want to do, where there are files of tokens; and the
-certificates of TLS."""
+"""Access control: bearer tokens for HTTP and gRPC, if token files are configured, and TLS certificates."""
 
 from __future__ import annotations
 
@@ -19,15 +18,14 @@ from kvtrail.tracer.serve.bind_address import Unsafe
 from kvtrail.tracer.serve.tokens import Access, Role, role_of
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-"""What a kubelet asks, which has no token."""
+"""Paths of a kubelet's probes, which send no token."""
 UNAUTHORIZED, FORBIDDEN = 401, 403
 _WANTED = "a token is wanted here: send `authorization: Bearer <token>`"
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files: the sidecar's certificate with those above it, its key, and the authorities that must have signed a client's
-    certificate, if it must have one."""
+    """PEM files: the sidecar's certificate chain, its key, and the CAs for client certificates, if these are required."""
 
     certificate: Path
     key: Path
@@ -59,7 +57,7 @@ class Tls:
 
 
 class OnlyWithToken:
-    """Middleware that refuses HTTP requests without a token for what they ask."""
+    """Middleware that rejects HTTP requests without a token for the required role."""
 
     def __init__(self, app: ASGIApp, tokens: Access) -> None:
         self._app = app
@@ -80,7 +78,7 @@ class OnlyWithToken:
 
 
 class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Refuses calls over gRPC without a token that may write: there is nothing else to call."""
+    """Rejects gRPC calls without a token of the role `write`: every gRPC call sends spans."""
 
     def __init__(self, tokens: Access) -> None:
         self._tokens = tokens
@@ -106,7 +104,7 @@ def _refusing(code: grpc.StatusCode, text: str) -> Any:
 
 
 def check_bind_address(host: str, tokens: Access | None, *, insecure: bool) -> None:
-    """Raises Unsafe where anybody on the network could read what is served, and this is not declared intended."""
+    """Raises Unsafe if anybody on the network could read the served data, unless that is declared as intended."""
     if tokens is not None or insecure or is_local(host):
         return
     raise Unsafe(

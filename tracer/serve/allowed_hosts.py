@@ -1,8 +1,8 @@
-"""Which names the HTTP server answers to.
+"""Check of the host names in HTTP requests.
 
-A web page may give its own name the address of this machine (DNS rebinding). Then its scripts read what is served here: to
-the browser it is the page's own server. So a request must name a host that cannot be such a page's: an address, this machine,
-or a name that the operator allows. And a script's request must come from a page of this server.
+A web page may map its own domain to this machine's address (DNS rebinding). Then its scripts can read this server's data: the
+browser treats it as the page's own server. So a request must name a host that cannot belong to such a page: an IP address,
+this machine, or a name that the operator allows. A script's request must come from a page of this server.
 
 Starlette's `TrustedHostMiddleware` takes names with `*` as a whole first label at most: it cannot allow every address,
 and does not look at `Origin`.
@@ -24,10 +24,10 @@ FORBIDDEN = 403
 
 
 class OnlyAllowedHosts:
-    """Middleware that refuses requests for other hosts."""
+    """Middleware that rejects requests for other hosts."""
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
-        """`allowed`: names besides addresses, `localhost` and the machine's own; `*` in them stands for anything."""
+        """`allowed`: names besides addresses, `localhost` and the machine's own name; `*` matches any text."""
         own = socket.gethostname()
         self._app = app
         self._own = {name.lower() for name in ("localhost", own, socket.getfqdn(own))}
@@ -40,7 +40,7 @@ class OnlyAllowedHosts:
         await self._app(scope, receive, send)
 
     def _refusal(self, headers: Headers) -> str | None:
-        """Why a request is refused; None if it is not."""
+        """Why a request is rejected; None if it is accepted."""
         asked, origin = headers.get("host", ""), headers.get("origin")
         if not self._knows(_name(asked)):
             return f"the host {asked!r} is not known here; allow it with --allow-host"
@@ -53,7 +53,7 @@ class OnlyAllowedHosts:
 
 
 def _name(host: str) -> str:
-    """A Host header without its port; empty if it is none."""
+    """A Host header without its port; empty if it is invalid."""
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:

@@ -6,7 +6,7 @@ import socket
 
 
 class Unsafe(ValueError):
-    """A process will not listen like this; the text says why, and what to do."""
+    """A process refuses to listen with these options; the text says why, and what to do."""
 
 
 class PortTaken(RuntimeError):
@@ -14,13 +14,13 @@ class PortTaken(RuntimeError):
 
 
 def address(host: str, port: int) -> str:
-    """An address as it stands in a URL: that of IPv6 has brackets."""
+    """An address in the form of a URL: IPv6 addresses have brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def bound(host: str, port: int, option: str = "--http-port") -> socket.socket:
-    """A socket bound to the address, before anything else is created: a port that is taken leaves nothing behind. Port 0 is
-    any that is free.
+    """A socket bound to the address. It is created first, so that a taken port leaves nothing behind. Port 0 chooses a free
+    port.
 
     Raises:
         PortTaken: it is in use or does not belong to this machine; the text names the `option` that changes it.

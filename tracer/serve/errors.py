@@ -1,7 +1,7 @@
-"""Errors of kvtrail's own, caught where they happen: each is counted by where, and logged once for each place in the code.
+"""Internal errors of kvtrail, caught at their origin: each is counted by `where`, and logged once for each place in the code.
 
-An error costs what it happened in: a span its judgement, a request its row, a copy its batch. It never refuses what else came
-with it.
+An error affects only the item that it happened in: the judgement of a span, the row of a request, a batch to ClickHouse.
+Other data in the same request is still accepted.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from prometheus_client import Counter
 logger = logging.getLogger("kvtrail")
 
 MAX_LOGGED = 1_000
-"""Places in the code that are remembered; each is logged once."""
+"""Maximum number of remembered places in the code; each is logged once."""
 
 
 class Where(StrEnum):
-    """What an error happened in, outside of the detector."""
+    """The part of the sidecar in which an error happened, outside of the detector."""
 
     DECODE = "decode"
     DETECTOR = "detector"
@@ -38,7 +38,7 @@ class Where(StrEnum):
 
 
 class InternalErrors:
-    """Counts errors, and logs those that are new."""
+    """Counts errors, and logs new ones."""
 
     def __init__(self, counter: Counter) -> None:
         """`counter` has the label `where`; its series begin at 0, so that an alert sees the first error."""
@@ -49,14 +49,14 @@ class InternalErrors:
 
     @contextmanager
     def caught(self, where: Where, about: str = "") -> Iterator[None]:
-        """Catch and count what is raised within."""
+        """Catch and count exceptions raised in the block."""
         try:
             yield
         except Exception as error:
             self.count(where, error, about)
 
     def count(self, where: str, error: Exception, about: str = "") -> None:
-        """Count an error; `where` is one of `Where`, a rule, or a part of the detector, and `about` says what it cost."""
+        """Count an error; `where` is one of `Where`, a rule, or a part of the detector, and `about` names its effect."""
         self._counter.labels(where).inc()
         frames = traceback.extract_tb(error.__traceback__)
         file, line = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)

@@ -1,6 +1,6 @@
-"""Exports findings as OpenTelemetry log records: what only kvtrail can tell another backend, which shows it at the span.
+"""Exports findings as OpenTelemetry log records, which other backends show with the span.
 
-Exporter, batches, retries and the variables `OTEL_*` are the OpenTelemetry SDK's.
+The OpenTelemetry SDK provides the exporter, batching, retries and the variables `OTEL_*`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ logger = logging.getLogger("kvtrail")
 OTEL_LOGS_EXPORTER = "OTEL_LOGS_EXPORTER"
 OTLP, NONE = "otlp", "none"
 EXPORTERS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
-"""What the SDK's OTLP exporters are called as entry points, by the protocol."""
+"""Entry point names of the SDK's OTLP exporters, by protocol."""
 
 
 class FindingLog:
-    """Writes findings, from any thread. None of its methods but `close` waits for the receiver."""
+    """Writes findings, from any thread. Only `close` waits for the receiver."""
 
     def __init__(self, exporter: LogRecordExporter) -> None:
         resource = Resource({SERVICE_NAME: semconv.SCOPE}).merge(OTELResourceDetector().detect())
@@ -45,7 +45,7 @@ class FindingLog:
 
     @classmethod
     def from_environment(cls) -> FindingLog | None:
-        """As the variables of OpenTelemetry say; None where they name no receiver of logs."""
+        """Create it from OpenTelemetry's variables; None if they name no receiver of logs."""
         named = os.environ.get(OTEL_LOGS_EXPORTER) or OTLP
         endpoint = os.environ.get(OTEL_EXPORTER_OTLP_LOGS_ENDPOINT) or os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT)
         if named == NONE or not endpoint:
@@ -60,7 +60,7 @@ class FindingLog:
         return cls(exporter.load()())
 
     def write(self, finding: Finding, *, known: bool) -> None:
-        """Export a finding, in the trace of its request and at the last of its spans that the finding rests on."""
+        """Export a finding, in the trace of its request and with the span id of its last witness in that trace."""
         trace_id = finding.trace_id or next((each.trace_id for each in reversed(finding.witness)), "")
         spans = [each.span_id for each in finding.witness if each.trace_id == trace_id]
         span = SpanContext(int(trace_id or "0", 16), int(spans[-1] if spans else "0", 16), is_remote=True)
@@ -90,7 +90,7 @@ class FindingLog:
         )
 
     def close(self, *, within_s: float) -> None:
-        """Send what waits, for so long at most: the SDK may try for longer."""
+        """Send waiting records, for at most this time: the SDK may try for longer."""
         closing = threading.Thread(target=self._provider.shutdown, name="finding-log", daemon=True)
         closing.start()
         closing.join(within_s)

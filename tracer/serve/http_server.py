@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn, with an end to connections that only wait, and with an end of its own in good order."""
+"""The HTTP server: uvicorn, with limits for idle connections and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvtrail.tracer.serve.limits import RETRY_S, Limits
 
 UNAVAILABLE = 503
 _TICKS = 10
-"""Of uvicorn, in a second."""
+"""Calls of uvicorn's `on_tick` per second."""
 
 
 class HttpServer(uvicorn.Server):
@@ -35,13 +35,13 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         """
         Args:
-            drain_s: how long requests that are being answered may still take after the signal.
-            on_refusal: called when a request is refused because there are too many connections.
+            drain_s: seconds that running requests may take after the signal.
+            on_refusal: called when a request is rejected because there are too many connections.
         """
         config = uvicorn.Config(
             self._admit,
             interface="asgi3",
-            log_config=None,  # our own: it says what uvicorn says in the same form
+            log_config=None,  # ours: it logs uvicorn's messages in the same form
             log_level="warning",
             timeout_graceful_shutdown=int(drain_s),
             **({} if tls is None else tls.for_uvicorn()),
@@ -50,10 +50,10 @@ class HttpServer(uvicorn.Server):
         self._app, self._limits = app, limits
         self._on_refusal = on_refusal
         self._waiting: dict[Any, float] = {}
-        """Connections that have not asked anything, or not yet again, and since when."""
+        """Connections without a current request, and the time since when they wait."""
 
     def serve_on(self, listener: socket.socket) -> None:
-        """Serve on a socket that is bound."""
+        """Serve on a bound socket."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _nothing_more)
         self.run(sockets=[listener])
@@ -65,8 +65,8 @@ class HttpServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application. Beyond the connections that are allowed, those that only wait make room; where there are none,
-        only those are answered who ask whether it lives."""
+        """The application. If there are too many connections, idle ones are closed; if none is idle, only liveness probes are
+        answered."""
         surplus = len(self.server_state.connections) - self._limits.max_connections
         is_full = surplus > 0 and self._close_stalled(time.monotonic()) < surplus
         if is_full and scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
@@ -77,8 +77,9 @@ class HttpServer(uvicorn.Server):
         await self._app(scope, receive, send)
 
     def _close_stalled(self, now_s: float) -> int:
-        """uvicorn ends a connection that is idle between two requests, but not one that sends half of one. Where there are
-        too many connections, those that have waited longest go at once. Returns how many go."""
+        """Close idle connections. uvicorn closes a connection that is idle between two requests, but not one that has sent
+        half a request. If there are too many connections, the longest idle ones are closed at once. Returns the number
+        closed."""
         waiting = [each for each in self.server_state.connections if _is_waiting(each)]
         self._waiting = {each: self._waiting.get(each, now_s) for each in waiting}
         surplus = len(self.server_state.connections) - self._limits.max_connections
@@ -99,4 +100,4 @@ def _is_waiting(connection: Any) -> bool:
 
 
 def _nothing_more(number: int, frame: FrameType | None) -> None:
-    """uvicorn ends at the signal, and raises it once more when it has ended: the rest of the process must not end by it."""
+    """uvicorn stops at the signal, and raises the signal again afterwards: it must not end the rest of the process."""

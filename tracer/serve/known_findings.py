@@ -1,4 +1,4 @@
-"""The file of known findings (`kvtrail serve --known-findings`): a list in YAML, with an entry for each.
+"""The file of known findings (`kvtrail serve --known-findings`): a YAML list with one entry for each.
 
 - rule: stale-lookup
   connector: LMCacheConnectorV1
@@ -46,7 +46,7 @@ class Entry(Struct, forbid_unknown_fields=True):
 
 
 class KnownFindingsFile(WatchedFile[Sequence[Known]]):
-    """The known findings of a file, which is read again when it has changed."""
+    """The known findings of a file, which is reloaded when it changes."""
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Without a file, nothing is known. Raises Unusable if the file cannot be used."""
@@ -57,14 +57,15 @@ def read(path: Path) -> Sequence[Known]:
     """The entries of a file.
 
     Raises:
-        Unusable: it cannot be read, or says something else; the text also names the line of the entry.
+        Unusable: it cannot be read, or has another content; the text also names the line of the entry.
     """
     entries = read_yaml(path, "known findings", list[Entry], [])
     return tuple(Known(**asdict(each), until_ns=_end_ns(each.until)) for each in entries)
 
 
 def _end_ns(text: str) -> int:
-    """The end of a day, or a time, in UTC unless it says otherwise, as Unix ns; of nothing, never. Raises ValueError."""
+    """Parse a date (its end counts) or a time, in UTC unless it has a zone, to Unix ns; an empty text is never. Raises
+    ValueError."""
     if not text:
         return NEVER_NS
     try:

@@ -1,4 +1,4 @@
-"""How much the sidecar takes at a time, and of the system (files, memory). The defaults suit a process of 512 MiB."""
+"""Limits of concurrent work and of system resources (files, memory). The defaults suit a process of 512 MiB."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any
 
 MIB = 2**20
 MAX_REQUESTS = 25_000
-"""Of vLLM, with accounts that are held: 9 KB each, whether they run or have ended lately."""
+"""vLLM requests with accounts in memory: 9 KB each, running or recently ended."""
 RETRY_S = 6
-"""After how many seconds a sender is asked to try again. An exporter of OpenTelemetry's SDK for Python tries six times: so it
-lasts 30 seconds where its own timeout is as long, and with its default of 10 seconds it still tries twice."""
+"""Seconds after which a sender is asked to retry. An exporter of OpenTelemetry's Python SDK tries six times: this lasts 30
+seconds if its own timeout is as long; with its default of 10 seconds it still tries twice."""
 
 
 MAX_DESCRIPTORS = 65_536
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-"""Of glibc's `mallopt(3)`."""
+"""Parameters of glibc's `mallopt(3)`."""
 LARGE_BYTES = 2**18
-"""What is as large is mapped alone, and unmapped when it is freed."""
+"""Allocations of this size have their own mapping, which is unmapped when they are freed."""
 ARENAS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds what the sidecar takes in.
+    """Limits for received data.
 
     Attributes:
-        max_request_mib: MiB of one OTLP request, unpacked; `kvtrail serve --max-request-mib`.
-        max_connections: connections over HTTP.
-        receive_seconds: how long a body over HTTP may take to arrive, and a connection to ask for something.
+        max_request_mib: maximum MiB of one decompressed OTLP request; `kvtrail serve --max-request-mib`.
+        max_connections: maximum number of HTTP connections.
+        receive_seconds: maximum time for an HTTP body to arrive, and for a connection to send a request.
     """
 
     max_request_mib: int = 4
@@ -41,7 +41,7 @@ class Limits:
 
     @property
     def request_bytes(self) -> int:
-        """The largest request."""
+        """Maximum size of a request in bytes."""
         return self.max_request_mib * MIB
 
 
@@ -49,7 +49,7 @@ DEFAULTS = Limits()
 
 
 def raise_descriptors() -> None:
-    """Raise this process's soft limit of open files as far as it may."""
+    """Raise this process's soft limit of open files as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -57,15 +57,15 @@ def raise_descriptors() -> None:
 
 
 def configure_heap() -> None:
-    """Have large allocations leave no holes in the C library's heap, and threads no arenas of their own. Does nothing where
-    the library is not glibc."""
+    """Keep large allocations out of the C library's heap, and use one arena for all threads. Does nothing if the library is
+    not glibc."""
     if (library := _glibc()) is not None:
         library.mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
         library.mallopt(_M_ARENA_MAX, ARENAS)
 
 
 def release_heap() -> None:
-    """Give the system what is free in the heap."""
+    """Return the heap's free memory to the system."""
     if (library := _glibc()) is not None:
         library.malloc_trim(0)
 

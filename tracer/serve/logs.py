@@ -1,6 +1,6 @@
 """The sidecar's log: as text or as JSON, and never flooded.
 
-A limited number of messages of each kind is logged a minute, and then how many were left out.
+A limited number of messages of each kind is logged per minute, and then the number of omitted ones.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pythonjsonlogger.json import JsonFormatter
 from kvtrail.tracer.events.bounded import BoundedDict
 
 MAX_LOGGED = 10
-"""Messages of a kind in a minute: those of the same words, whatever is filled in."""
+"""Maximum number of messages of a kind in a minute. Messages with the same format string are of one kind."""
 MINUTE_S = 60.0
 MAX_KINDS = 1_000
 
 
 class Format(StrEnum):
-    """How the log is written."""
+    """The format of the log."""
 
     TEXT = "text"
     JSON = "json"
 
 
 def set_up(form: Format) -> None:
-    """Let all loggers of this process write to its standard error."""
+    """Configure all loggers of this process to write to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         JsonFormatter(
@@ -45,16 +45,16 @@ def set_up(form: Format) -> None:
 
 
 class RateLimit:
-    """A filter that lets pass a few messages of each kind in a minute; the next one says how many were left out."""
+    """A filter that passes a few messages of each kind per minute; the next message has the number of omitted ones."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._kinds: BoundedDict[tuple[str, int, str], tuple[float, int]] = BoundedDict(MAX_KINDS)
-        """Of each kind: when its minute began, and how many messages came in it."""
+        """By kind: the start of its minute, and the number of messages since then."""
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Of `logging`: whether a message is logged."""
+        """Implements `logging.Filter`: whether a message is logged."""
         key, now_s = (record.name, record.levelno, str(record.msg)), self._clock()
         with self._lock:
             began_s, came = self._kinds.get(key, (now_s, 0))

@@ -1,8 +1,8 @@
-"""Sends what was stored on to ClickHouse, in order, while ClickHouse is there, and waits while it is not.
+"""Sends stored batches to ClickHouse, in order, and waits while ClickHouse is unavailable.
 
 In: batches from the outbox of the tracer's own store, where they survive the process. Out: to a writer, which is opened
-when it is needed. Nothing waits for the sender: a tracer receives, judges and acknowledges whether or not ClickHouse is
-there.
+on demand. Nothing waits for the sender: a tracer receives, judges and acknowledges whether or not ClickHouse is
+available.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from kvtrail.tracer.store.sqlite.outbox import Outbox
 logger = logging.getLogger("kvtrail")
 
 EVERY_S = 1.0
-"""What came meanwhile is sent together: ClickHouse likes few and large inserts."""
+"""Seconds between two sends. Batches are sent together, since ClickHouse prefers few, large inserts."""
 PARCEL_BYTES = 2**19
 """Compressed bytes of batches that are sent together: about 10,000 spans."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
-"""After a failure; it doubles up to the longest."""
+"""Seconds to wait after a failure; the wait doubles up to the longest."""
 
 
 class Sink(Protocol):
-    """Where batches are sent."""
+    """The destination of batches."""
 
     def ship(self, batches: Sequence[tuple[int, Batch]]) -> Sequence[Exception]:
-        """Write batches by their numbers; what was written before is not there twice. Raises StoreError."""
+        """Write batches by their numbers; a repeated write makes no duplicates. Raises StoreError."""
 
     def handoffs(self, keys: Collection[str]) -> Sequence[HandoffRow]:
-        """What other tracers have of the hand-offs that are called so. Raises StoreError."""
+        """Events of other tracers for hand-offs with these names. Raises StoreError."""
 
     def close(self) -> None: ...
 
@@ -45,12 +45,12 @@ class OutboxSender:
     """A thread that empties an outbox.
 
     Attributes:
-        trouble: why the last parcel could not be sent; None while all is well.
-        others: asks for what other tracers have sent of hand-offs that this one has a side of; None if nobody does.
+        trouble: why the last send failed; None after a success.
+        others: fetches the other sides of this tracer's hand-offs; None if disabled.
     """
 
     def __init__(self, outbox: Outbox, open_sink: Callable[[], Sink]) -> None:
-        """`open_sink` raises StoreError while there is none."""
+        """`open_sink` raises StoreError while the sink is unavailable."""
         self.outbox = outbox
         self.trouble: str | None = None
         self.others: RemoteHandoffs | None = None
@@ -64,19 +64,19 @@ class OutboxSender:
         self._thread.start()
 
     def stop(self, *, within_s: float) -> None:
-        """Send what still waits, if that can be done within `within_s` seconds; the rest is sent after the next start."""
+        """Send waiting batches for at most `within_s` seconds; the rest is sent after the next start."""
         self._stopping.set()
         self._thread.join(within_s)
 
     def state(self) -> dict[str, Any]:
-        """JSON-ready data: whether all is well, and what waits."""
+        """The status and the waiting batches, as JSON-ready data."""
         return {"status": self.trouble or "ok", **asdict(self.outbox.waiting())}
 
     def send(self) -> None:
-        """Send all that waits now, and ask for the other sides of hand-offs.
+        """Send all batches that wait now, and fetch the other sides of hand-offs.
 
         Raises:
-            StoreError: what was not sent is sent again the next time.
+            StoreError: sending failed; the rest is sent the next time.
         """
         last = self.outbox.last_number()
         while self._sent < last and (parcel := self.outbox.read(after=self._sent, most_bytes=PARCEL_BYTES)):
@@ -113,7 +113,7 @@ class OutboxSender:
                     known = isinstance(error, StoreError)
                     logger.error("%s; what comes is stored and sent later", error, exc_info=not known)
                 self.trouble = str(error)
-                pause_s = random.uniform(wait_s / 2, wait_s)  # tracers that failed together do not come back together
+                pause_s = random.uniform(wait_s / 2, wait_s)  # tracers that failed together retry at different times
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
             if is_last:
                 break

@@ -1,9 +1,8 @@
-"""Pairs in a fleet: the two engines of a hand-off may report to two sidecars. Each writes the events of its hand-offs to the
-fleet's store, and asks there for the other sides of those that it has one side of. So it has both, and judges its own
-requests.
+"""Pairs in a fleet: the two engines of a hand-off may report to two sidecars. Each sidecar writes the events of its hand-offs
+to the fleet's store, and fetches the other sides from there. So it has both sides, and judges its own requests.
 
-What another sidecar will write, and when, nobody knows. A hand-off is asked for at once, after a second, two, four and so on,
-until nothing has come of it for a while; each event of its own side begins that again.
+A sidecar does not know when another one writes. It asks for a hand-off at once, after one second, two, four and so on,
+until no events have arrived for a while; each event of its own side starts this sequence again.
 """
 
 from __future__ import annotations
@@ -18,33 +17,33 @@ from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.store.handoffs import HandoffRow, heard_of
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
-"""Between two questions for one hand-off; the wait doubles up to the longest."""
+"""Seconds between two queries for one hand-off; the wait doubles up to the longest."""
 ASKED_FOR_S = 1200.0
-"""How long a hand-off is asked for after the last event of its own side: twice what any connector waits for another one."""
+"""Time for which a hand-off is queried after the last event of its own side: twice the longest wait of any connector."""
 MAX_ASKED = 50_000
-"""Names of hand-offs that are asked for; beyond that, the oldest is not asked for any more."""
+"""Maximum number of hand-offs that are queried; beyond that, the oldest is dropped."""
 
 
 class Judging(Protocol):
-    """What judges."""
+    """The interface of the judge."""
 
     def ingest_remote(self, those: Iterable[RemoteHandoff]) -> bool:
-        """Judge what another sidecar has; False if that cannot be done yet."""
+        """Judge events of another sidecar; False if that is not possible yet."""
 
     def own_handoffs(self) -> Iterable[str]:
-        """The names of the recent hand-offs that it has a side of."""
+        """The names of the recent hand-offs of which it has one side."""
 
 
 class Shared(Protocol):
     """The store of the fleet."""
 
     def handoffs(self, keys: Collection[str]) -> Sequence[HandoffRow]:
-        """What other sidecars have of the hand-offs that are called so. Raises StoreError."""
+        """Events of other sidecars for hand-offs with these names. Raises StoreError."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A name that is asked for: since when, when next, and how long after that; monotonic seconds."""
+    """A hand-off that is queried: the start, the time of the next query, and the wait after it; monotonic seconds."""
 
     since_s: float
     due_s: float
@@ -52,23 +51,23 @@ class _Asked:
 
 
 class RemoteHandoffs:
-    """Asks for the other sides of hand-offs."""
+    """Fetches the other sides of hand-offs."""
 
     def __init__(self, judging: Judging, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._judging, self._clock = judging, clock
         self._asked: BoundedDict[str, _Asked] | None = None
-        """By what they are called; None before the first question since the start."""
+        """The queried hand-offs by name; None before the first query since the start."""
 
     def want(self, rows: Iterable[HandoffRow]) -> None:
-        """These events were written to the store of the fleet."""
+        """Note that these events were written to the store of the fleet."""
         if self._asked is not None:
             self._want(key for row in rows for key in row.keys)
 
     def ask(self, store: Shared) -> None:
-        """Ask for what is due. Raises StoreError."""
+        """Run the queries that are due. Raises StoreError."""
         if self._asked is None:
             if not self._judging.ingest_remote(()):
-                return  # it reads back what it knew
+                return  # it still reads back its state
             self._asked = BoundedDict(MAX_ASKED)
             self._want(self._judging.own_handoffs())
         now_s = self._clock()

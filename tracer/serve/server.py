@@ -1,4 +1,4 @@
-"""The process of `kvtrail serve`: a sidecar, or the API alone over what the sidecars of a fleet have stored."""
+"""The process of `kvtrail serve`: a sidecar, or only the API over the data of a fleet's sidecars."""
 
 from __future__ import annotations
 
@@ -41,21 +41,22 @@ logger = logging.getLogger("kvtrail")
 
 TIDY_EVERY_S = 1.0
 ROWS_EVERY_NS = 2 * 10**9
-"""How often the rows of requests are written. Who asks for them gets them at once, so not every change need be written."""
+"""Interval in which the rows of requests are written. A query writes pending rows first, so not every change must be
+written."""
 PRUNE_EVERY = 60
-"""Rounds of tidying from one pruning of the store to the next."""
+"""Number of tidying rounds between two prunings of the store."""
 DRAIN_S = 5.0
-"""How long requests that are being answered may take, by each protocol, when the process is to end. Kubernetes kills it after
-30 seconds."""
+"""Time that running requests may take, for each protocol, when the process shuts down. Kubernetes kills it after 30
+seconds."""
 HOUR_NS = 3600 * 10**9
 GC_THRESHOLDS = (100_000, 50, 100)
-"""Accounts are many objects and few cycles. With CPython's own thresholds, looking for these takes a fifth of the
-processor."""
+"""Garbage collection thresholds. Accounts are many objects with few cycles: with CPython's default thresholds, the collector
+takes a fifth of the CPU time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receiving:
-    """The options of `kvtrail serve` that are about receiving spans."""
+    """The options of `kvtrail serve` for receiving spans."""
 
     grpc_host: str
     grpc_port: int
@@ -68,13 +69,13 @@ class Receiving:
 
     @property
     def most_bytes(self) -> int:
-        """The largest size of the store's files."""
+        """Maximum size of the store's files."""
         return int(self.retain_gib * 2**30)
 
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """What the HTTP server answers from, and the log's words for it."""
+    """The source of the HTTP server's answers, and its description for the log."""
 
     process: Live
     reader: Reader
@@ -98,12 +99,12 @@ def serve(
     tls: Tls | None,
     log_format: str,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; a sidecar then stores and judges what has been received so far. The arguments are
-    options of `kvtrail serve`. Without `receiving`, the API alone is served, over the ClickHouse of a fleet.
+    """Serve until SIGINT or SIGTERM; a sidecar then stores and judges all received data. The arguments are options of
+    `kvtrail serve`. Without `receiving`, only the API is served, over the ClickHouse of a fleet.
 
     Raises:
         Unusable: the file of tenants, or that of known findings, cannot be used.
-        Unsafe: anybody could use it, or what should prevent that cannot be read.
+        Unsafe: anybody could use it, or a file that should prevent this cannot be read.
         PortTaken: an address is in use.
         StoreError: the store cannot be opened.
     """
@@ -147,7 +148,7 @@ def serve(
 
 
 def _fleet(store: Path | Address, metrics: Metrics, known: KnownFindingsFile) -> AbstractContextManager[_Served]:
-    """What is answered over a fleet. Raises StoreError."""
+    """The source of answers about a fleet. Raises StoreError."""
     assert isinstance(store, Address)  # the command has checked it
     reader = ClickHouseReader(store, is_first=True)
     return nullcontext(_Served(FleetProcess(reader, metrics.internal_errors, known), reader, "only the API"))
@@ -165,9 +166,9 @@ def _sidecar(
     tls: Tls | None,
     url: str,
 ) -> Iterator[_Served]:
-    """A sidecar that receives, judges and stores until the context ends; over HTTP it is at `url`. Raises PortTaken and
+    """A sidecar that receives, judges and stores until the context ends; `url` is its HTTP address. Raises PortTaken and
     StoreError."""
-    os.umask(0o077)  # what it writes is its owner's alone
+    os.umask(0o077)  # only the owner may read its files
     os.nice(options.nice)  # before any thread starts, since threads inherit it
     gc.set_threshold(*GC_THRESHOLDS)
     configure_heap()

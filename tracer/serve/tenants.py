@@ -1,4 +1,4 @@
-"""The names of tenants, for people: a file of an operator maps the recorded digests to them."""
+"""Display names of tenants: an operator's file maps recorded digests to names."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Names = Annotated[dict[Digest, Name], Meta(max_length=MAX_TENANTS)]
 
 
 def read(path: Path) -> dict[str, str]:
-    """The names in a file, by digest. It is YAML: a line `DIGEST: NAME` for each tenant.
+    """The names in a YAML file, by digest, with a line `DIGEST: NAME` for each tenant.
 
     Raises:
-        Unusable: it cannot be read, or says something else.
+        Unusable: it cannot be read, or has another content.
     """
     names: dict[str, str] = read_yaml(path, "tenants", Names, {})
     if odd := next((name for name in names.values() if not name.strip().isprintable()), None):
@@ -31,13 +31,13 @@ def read(path: Path) -> dict[str, str]:
 
 
 class TenantNames(WatchedFile[dict[str, str]]):
-    """The names of tenants. A file is read again when it has changed; if it cannot be used then, the names stay."""
+    """The names of tenants. The file is reloaded when it changes; if the new content cannot be used, the old names stay."""
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Without a file, no tenant has a name. Raises Unusable if the file cannot be used."""
         super().__init__(path, read, {}, clock=clock)
 
     def among(self, tenants: Mapping[str, object]) -> dict[str, str]:
-        """The names of those of these tenants that have one."""
+        """The names of these tenants, if they have one."""
         names = self.content
         return {tenant: name for tenant in tenants if (name := names.get(tenant)) is not None}

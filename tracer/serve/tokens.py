@@ -1,4 +1,4 @@
-"""Bearer tokens in files, and what each of them opens. Imports nothing of a server, since the commands read it, too."""
+"""Bearer tokens in files, and the roles that they grant. Imports no server code, since commands import it, too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Role(StrEnum):
     WRITE = "write"
     """Send spans: what an engine, a Collector or an importer does."""
     READ = "read"
-    """Ask the api, read along, and scrape the metrics: what the dashboard, scripts and Prometheus do."""
+    """Query the API and scrape the metrics: what the dashboard, scripts and Prometheus do."""
 
 
 ALL = frozenset(Role)
@@ -28,23 +28,23 @@ _SPANS = "/v1/traces"
 
 
 def role_of(method: str, path: str) -> Role:
-    """The role that a request over HTTP needs. Sending spans is the one thing that changes anything."""
+    """The role that an HTTP request needs. Only sending spans changes data."""
     return Role.WRITE if method == "POST" and path == _SPANS else Role.READ
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """A file of tokens, and what they open; all roles as a rule."""
+    """A file of tokens, and the roles that they grant; by default all."""
 
     path: Path
     roles: frozenset[Role] = ALL
 
     @classmethod
     def of(cls, text: str) -> TokenFile:
-        """That of `FILE` or `ROLE=FILE`.
+        """Parse `FILE` or `ROLE=FILE`.
 
         Raises:
-            ValueError: there is no such role. A file with a name like this is written `./a=b`.
+            ValueError: there is no such role. Write a file with a name like this as `./a=b`.
         """
         role, equals, path = text.partition("=")
         if not (equals and role.isalpha()):
@@ -69,9 +69,9 @@ def _read(path: Path) -> list[bytes]:
 
 
 class Access:
-    """Who may do what: a token opens the roles of each file that holds it. A role without a file is closed to all. The files
-    are watched, so that tokens can be replaced while both the old and the new one count; the tokens of a file that is gone,
-    or has none, open nothing."""
+    """Grants roles to tokens: a token has the roles of each file that contains it. Nobody has a role without a file. The
+    files are watched, so that tokens can be rotated while both the old and the new one are valid. If a file is removed or
+    empty, its old tokens are revoked."""
 
     def __init__(self, files: Iterable[TokenFile], *, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises Unsafe if a file cannot be read, or holds no token."""
@@ -83,12 +83,12 @@ class Access:
             raise Unsafe(str(error)) from error
 
     def roles(self, authorization: str | None) -> frozenset[Role]:
-        """What the value of an `authorization` header opens; nothing if its token is in no file."""
+        """The roles that an `authorization` header grants; none if its token is in no file."""
         scheme, _, token = (authorization or "").partition(" ")
         given = token.strip().encode() if scheme.lower() == "bearer" else b""
         opened = [
             roles
             for roles, file in self._files
-            if any([hmac.compare_digest(given, each) for each in file.content])  # noqa: C419 - all, in equal time
+            if any([hmac.compare_digest(given, each) for each in file.content])  # noqa: C419 - compare all, in constant time
         ]
         return frozenset().union(*opened)

@@ -1,4 +1,4 @@
-"""A file of an operator that is read again when it has changed."""
+"""An operator's file that is reloaded when it changes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from msgspec import ValidationError, convert
 logger = logging.getLogger("kvtrail")
 
 LOOK_AGAIN_S = 1.0
-"""How often a file is looked at."""
+"""Interval in which a file is checked."""
 T = TypeVar("T")
 _ENTRY = re.compile(r" - at `\$\[(\d+)\]\.?([^`]*)`")
-"""Where msgspec says that an entry of a list is wrong."""
+"""Matches the position of an invalid list entry in msgspec's message."""
 
 
 class Unusable(ValueError):
-    """A file cannot be used; the text names it and the reason."""
+    """A file cannot be used; the text names the file and the reason."""
 
 
 class WatchedFile(Generic[T]):
-    """The content of a file, or `absent` where none is named. If it cannot be used after a change, what it said before stays,
-    or `revoked` replaces it."""
+    """The content of a file, or `absent` if no file is named. If it cannot be used after a change, the old content stays, or
+    `revoked` replaces it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class WatchedFile(Generic[T]):
 
     @property
     def content(self) -> T:
-        """What it says; the same object until it changes."""
+        """The content; the same object until it changes."""
         if self._path is not None and self._clock() - self._looked_s >= LOOK_AGAIN_S:
             self._looked_s = self._clock()
             if (stamp := _stamp(self._path)) != self._seen:
@@ -56,7 +56,7 @@ class WatchedFile(Generic[T]):
 
     @property
     def status(self) -> str | None:
-        """`ok`, or why the file as it is now is not used; None if there is no file."""
+        """`ok`, or why the current file is not used; None if there is no file."""
         _ = self.content
         return None if self._path is None else self._trouble
 
@@ -74,8 +74,8 @@ class WatchedFile(Generic[T]):
 
 
 def read_yaml(path: Path, what: str, type_: type[T], absent: T) -> T:
-    """A file of YAML, which has `what`, as this type; every scalar of it is a text. Raises Unusable: of a list, with the line
-    of the entry."""
+    """Read a YAML file, which contains `what`, as this type; every scalar is read as text. Raises Unusable; for a list, its
+    text has the line of the entry."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -91,7 +91,7 @@ def read_yaml(path: Path, what: str, type_: type[T], absent: T) -> T:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """What changes with the content of a file; empty if there is no such file."""
+    """A stamp that changes with the file; empty if there is no such file."""
     try:
         about = path.stat()
     except OSError:

@@ -1,7 +1,7 @@
-"""Where spans, accounts and findings are stored: one reading side (`reader`) for the API, whichever database it is.
+"""The store of spans, accounts and findings, with one reading side (`reader`) for the API over either database.
 
-In: batches from the pipeline. Out: what the API asks for. `sqlite` is the store of one tracer: a log of received spans, and
-beside it what is derived from them. `clickhouse` is that of a fleet.
+In: batches from the pipeline. Out: answers for the API. `sqlite` is the store of one tracer: a log of received spans, and
+tables of data derived from them. `clickhouse` is the store of a fleet.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kvtrail.tracer.store.handoffs import HandoffRow
 from kvtrail.tracer.store.request_rows import RequestRow
 
 MAX_RECEIPTS = 65_536
-"""Digests of received requests that are remembered, to recognize one that is sent again. Senders give up after minutes."""
+"""Maximum number of remembered digests of received requests, to recognize duplicates. Senders give up after minutes."""
 
 
 class StoreError(RuntimeError):
-    """The store refused; the text names the file and the reason."""
+    """The store rejected an operation; the text names the file and the reason."""
 
 
 class StoreInUse(StoreError):
@@ -34,13 +34,13 @@ class StoreInUse(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Spans as they were received: what the log of a store is made of.
+    """Spans as they were received: a unit of a store's log.
 
     Attributes:
-        payload: an `ExportTraceServiceRequest` in binary form; every span of it can be read.
-        spans: the number of its spans; a step is one.
-        last_ns: when the last of them ended.
-        requests: the requests that its events are about, by engine and id.
+        payload: an `ExportTraceServiceRequest` in binary form; all its spans can be read.
+        spans: the number of its spans; a step counts as one.
+        last_ns: end of the span that ended last.
+        requests: the requests of its events, by engine and id.
         traces: the traces of its spans.
         named: the external ids that foreign spans name.
     """
@@ -55,24 +55,24 @@ class Chunk:
 
 @dataclass(slots=True)
 class Batch:
-    """What is written together, or not at all.
+    """Data that is written atomically.
 
     Attributes:
         chunk: the received spans, if any.
-        digest: of the request that carried them, so that it is recognized when it is sent again.
-        seen: by recorder: the numbers of its events that are stored with this batch, as `SeenNumbers.as_text` gives them.
-        engines: the descriptions of engines, in the fields of `model.engines.DESCRIPTION`, where new or not written for a
+        digest: digest of the request that carried them, to recognize duplicates.
+        seen: by recorder: the numbers of its events stored with this batch, in the format of `SeenNumbers.as_text`.
+        engines: the descriptions of engines, with the fields of `model.engines.DESCRIPTION`, if new or not written for a
             while.
-        requests: the rows of requests that are new or have changed.
-        findings: findings that are new or have changed.
-        savings: what to add to the sums of the offload's savings.
-        wasted: what admissions computed again, new or again as it is known now.
-        launches: launches of engines that are new or have changed.
+        requests: new and changed rows of requests.
+        findings: new and changed findings.
+        savings: increments of the sums of the offload's savings.
+        wasted: tokens that admissions recomputed; a row may be written again when more is known.
+        launches: new and changed launches of engines.
         handoffs: events of hand-offs that have entered the ledger, in order.
-        markers: new ones; one with a stored id changes nothing.
+        markers: new markers; a marker with a stored id changes nothing.
         settled: the number of the last span that the rows of requests now include, if it has changed. A restart rebuilds
-            those that do not.
-        judged: the number of the last span that was judged, where that is not the last one stored.
+            the other rows.
+        judged: the number of the last judged span, if it is not the last stored one.
     """
 
     chunk: Chunk | None = None
@@ -95,10 +95,10 @@ class FindingFilter:
     """Selects the findings that meet all of its conditions.
 
     Attributes:
-        request, rule, severity, connector: as findings name them; an empty text means any.
+        request, rule, severity, connector: values of the finding's fields; an empty text means any.
         engines: any of these engines; None means any.
         since_ns, until_ns: last seen at or after `since_ns`, and before `until_ns`.
-        only, but: of these places, and of none of these; None means any.
+        only, but: included and excluded places; None means any.
     """
 
     request: str = ""
@@ -128,9 +128,8 @@ class Selection:
 
 @dataclass(slots=True)
 class Group:
-    """The requests with the same `name`: how many; the tokens of their prompts (`asked`), those of them from vLLM's own cache
-    (`held`) and from the connector (`loaded`), and those that were computed; and their durations by bin
-    (`store.duration_bins`)."""
+    """The requests with the same `name`: their number; the tokens of their prompts (`asked`), from vLLM's own cache (`held`),
+    from the connector (`loaded`), and computed; and their durations by bin (`store.duration_bins`)."""
 
     name: str
     requests: int
@@ -141,7 +140,7 @@ class Group:
 
 
 class Sort(StrEnum):
-    """What requests are sorted by, the most first."""
+    """Sort keys of requests, in descending order."""
 
     LATEST = "latest"
     WAITING = "waiting"

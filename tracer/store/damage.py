@@ -1,4 +1,4 @@
-"""What of the store was met that cannot be read: it is left out of answers, so somebody has to say that it is there."""
+"""Unreadable rows of a store. Answers omit them, so they are counted and reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = TypeVar("Row", bound=Hashable)
 Made = TypeVar("Made")
 
 MAX_REMEMBERED = 10_000
-"""Damaged rows of a table that are remembered, so that one that is met again counts once."""
+"""Maximum number of remembered damaged rows per table, so that each counts once."""
 REMEDY = (
     "`kvtrail store verify` says what is damaged, `kvtrail store rebuild` makes again what is derived from the spans"
 )
@@ -20,7 +20,7 @@ _met: dict[str, set[int]] = {}
 
 
 def note(table: str, row: Hashable, error: Exception, *, costs: str) -> None:
-    """A row of this table cannot be read. The log says once for each table what that `costs`."""
+    """Note that a row of this table cannot be read. The first one of each table is logged, with its effect (`costs`)."""
     known = _met.setdefault(table, set())
     if not known:
         logger.error("the store is damaged: rows of %s cannot be read, and %s (%s)", table, costs, error)
@@ -29,7 +29,7 @@ def note(table: str, row: Hashable, error: Exception, *, costs: str) -> None:
 
 
 def readable(rows: Iterable[Row], read: Callable[[Row], Made], *, of: str) -> list[Made]:
-    """What `read` makes of each row. One that is damaged is left out, and the log says so; it is `of` this table."""
+    """The results of `read` for each row of this table (`of`). A damaged row is omitted and logged."""
     made = []
     for row in rows:
         try:
@@ -40,12 +40,12 @@ def readable(rows: Iterable[Row], read: Callable[[Row], Made], *, of: str) -> li
 
 
 def rows() -> int:
-    """How many rows were met since the process began that cannot be read."""
+    """The number of unreadable rows found since the process started."""
     return sum(map(len, _met.values()))
 
 
 def sentence() -> str | None:
-    """What an operator is to know of them; None if none was met."""
+    """A message about them for the operator; None if none was found."""
     if not (tables := sorted(table for table, known in _met.items() if known)):
         return None
     rows_ = "1 damaged row" if rows() == 1 else f"{rows():,} damaged rows"

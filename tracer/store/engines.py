@@ -1,4 +1,4 @@
-"""Engines, their launches and markers as both databases keep and find them."""
+"""Engines, their launches and markers: rows and queries for both databases."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ def marker_row(marker: Marker) -> tuple[Any, ...]:
 
 
 class EngineReader(Database):
-    """The part of `Reader` that is about engines."""
+    """The part of `Reader` for engines."""
 
     def names(self) -> dict[str, str]:
-        """The unique name for people of each engine that was ever received."""
+        """The unique display name of each engine that ever reported."""
         return engines.names(self.descriptions())
 
     def engines(self) -> dict[str, dict[str, Any]]:
-        """For each engine that was ever received: its `name` for people; the fields of `model.engines.DESCRIPTION`, as its
-        recorders report them; and how many of its requests are `open`."""
+        """For each engine that ever reported: its display `name`; the fields of `model.engines.DESCRIPTION`, as its recorders
+        report them; and the number of its `open` requests."""
         open_requests = f"SELECT engine, count(*) FROM {self.table('requests')} WHERE ended_ns IS NULL GROUP BY engine"
         return engines.listed(self.descriptions(), dict(self.ask(open_requests)))
 
     def heard(self) -> dict[str, int]:
-        """By engine: the time of its last received data, noted at most once a minute."""
+        """By engine: the time of its last received data, updated at most once a minute."""
         return dict(self.ask(f"SELECT engine, last_ns FROM {self.table('engines')}"))
 
     def descriptions(self) -> dict[str, dict[str, str]]:
-        """By engine, in the order in which they came: what it says of itself."""
+        """The descriptions of engines, in the order of their first report."""
         rows = self.ask(
             f"SELECT engine, {', '.join(DESCRIPTION)} FROM {self.table('engines')} ORDER BY first_ns, engine"
         )
         return {engine: dict(zip(DESCRIPTION, about, strict=True)) for engine, *about in rows}
 
     def launches(self, *, since_ns: int | None = None, until_ns: int | None = None) -> list[Launch]:
-        """The launches of engines; with a range of time, those that ended in it, its end included."""
+        """The launches of engines; with a time range, launches that ended in it, including its end."""
         reports: dict[tuple[str, str], list[Launch]] = {}
         rows = self.ask(f"SELECT {', '.join(LAUNCH_COLUMNS)} FROM {self.table('launches')}")
         for each in readable(rows, _launch, of="launches"):
@@ -61,8 +61,8 @@ class EngineReader(Database):
         return [each for each in map(agreed, reports.values()) if _ended_within(each, since_ns, until_ns)]
 
     def markers(self, *, since_ns: int, until_ns: int, limit: int) -> list[Marker]:
-        """The markers that are stored of a range of time, its end included, by time; the latest `limit` of each kind. Those
-        of launches follow from `launches`."""
+        """The stored markers of a time range, including its end, by time; the latest `limit` of each kind. Markers of
+        launches are derived from `launches`."""
         found: list[Marker] = []
         for kind in MarkerKind:
             rows = self.ask(

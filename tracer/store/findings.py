@@ -1,4 +1,4 @@
-"""Findings as both databases keep and find them."""
+"""Findings: rows and queries for both databases."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kvtrail.tracer.store.damage import readable
 from kvtrail.tracer.store.queries import Database, all_of, an_object, to_text
 
 _BRIEF = ("id", "rule", "severity", "engine", "connector", "request", "count", "healed")
-"""What is read of each finding where many are counted."""
+"""The columns that are read when many findings are counted."""
 _OTHERS = ("first_ns", "last_ns")
 COLUMNS = (*_BRIEF, *_OTHERS, "body")
 _NEEDED = ("id", "rule", "severity", "request", "engine", *_OTHERS)
 _PLACE = "rule || char(10) || engine || char(10) || connector"
 _ASKED_TOGETHER = 500
-"""Requests that one query names."""
+"""Maximum number of requests that one query names."""
 
 
 def row_of(finding: Finding) -> tuple[Any, ...]:
@@ -31,10 +31,10 @@ def row_of(finding: Finding) -> tuple[Any, ...]:
 
 
 class FindingReader(Database):
-    """The part of `Reader` that is about findings.
+    """The part of `Reader` for findings.
 
     Attributes:
-        by_index: what follows the table where findings are counted, without their long bodies.
+        by_index: SQL after the table name that selects an index for counting findings without reading their long bodies.
     """
 
     by_index = ""
@@ -42,18 +42,18 @@ class FindingReader(Database):
     def findings(
         self, which: FindingFilter = EVERY, *, limit: int = 100, oldest_first: bool = False
     ) -> list[dict[str, Any]]:
-        """Findings, by when they were last seen: latest or oldest first."""
+        """Findings by the time at which they were last seen: latest or oldest first."""
         return self._bodies(*self._first("body", which, limit, "ASC" if oldest_first else "DESC"))
 
     def findings_in_brief(self, which: FindingFilter = EVERY, *, limit: int) -> list[dict[str, Any]]:
-        """Of each finding, latest first: its `id`, `rule`, `severity`, `engine`, `connector` and `request`, how often it was
-        seen (`count`) and how often it was `healed`: what is needed to count what many of them did."""
+        """For each finding, latest first: its `id`, `rule`, `severity`, `engine`, `connector` and `request`, how often it was
+        seen (`count`) and `healed`. These fields determine its impact."""
         select, values = self._first(", ".join(_BRIEF), which, limit, "DESC")
         return [dict(zip(_BRIEF, row, strict=True)) for row in self.ask(select, **values)]
 
     def finding_counts(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[tuple[Place, str, int, int]]:
-        """The number of findings by place, severity and interval of `step_ns`: these three, the last by its beginning, and
-        the number. A finding counts where it was last seen."""
+        """The number of findings by place, severity and interval of `step_ns`: these three (the interval as its beginning),
+        and the number. A finding counts in the interval in which it was last seen."""
         conditions, values = _conditions(which)
         begin = f"{self.divided.format('last_ns', '{step_ns:Int64}')} * {{step_ns:Int64}}"
         rows = self.ask(
@@ -66,7 +66,7 @@ class FindingReader(Database):
         return [(Place(*place), severity, at_ns, number) for *place, severity, at_ns, number in rows]
 
     def sightings(self) -> list[Sighting]:
-        """When the findings of each place were first and last seen, over all time."""
+        """The times at which the findings of each place were first and last seen, over all time."""
         rows = self.ask(
             "SELECT rule, engine, connector, min(first_ns), max(last_ns)"
             f" FROM {self.table('findings')} {self.by_index} GROUP BY rule, engine, connector ORDER BY 1, 2, 3"
@@ -74,7 +74,7 @@ class FindingReader(Database):
         return [Sighting(Place(*place), first_ns, last_ns) for *place, first_ns, last_ns in rows]
 
     def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
-        """The findings of these lanes, and those of the window that concern no request."""
+        """The findings of these lanes, and the findings of the window without a request."""
         marked = {(lane.engine, lane.request) for lane in lanes if lane.findings}
         select, requests = (
             f"SELECT body FROM {self.table('findings')} WHERE",
@@ -93,7 +93,8 @@ class FindingReader(Database):
         return found[:limit]
 
     def _first(self, columns: str, which: FindingFilter, limit: int, order: str) -> tuple[str, dict[str, Any]]:
-        """The query for these columns of the first findings by when they were last seen: an index gives their ids."""
+        """The query for these columns of the first findings, by the time at which they were last seen: an index gives their
+        ids."""
         conditions, values = _conditions(which)
         findings, first = self.table("findings"), f"ORDER BY last_ns {order}, id LIMIT {{limit:UInt32}}"
         chosen = f"SELECT id FROM {findings} {conditions} {first}"

@@ -1,4 +1,4 @@
-"""Events of hand-offs as they are kept: a row each, from which the same event is made again."""
+"""Events of hand-offs in the store: one row each, from which the same event can be restored."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class HandoffRow(NamedTuple):
     """A `RemoteHandoff`.
 
     Attributes:
-        engine, recorder, sequence, kind, at_ns: of the event; when it ended.
-        request, keys, lost_number, loads, is_own: as `RemoteHandoff` has them.
-        body: the event as a JSON object, by the names on the wire, without what has its default.
+        engine, recorder, sequence, kind, at_ns: fields of the event; `at_ns` is its end.
+        request, keys, lost_number, loads, is_own: as in `RemoteHandoff`.
+        body: the event as a JSON object with the names on the wire, without default values.
     """
 
     engine: str
@@ -48,7 +48,7 @@ def row_of(heard: RemoteHandoff) -> HandoffRow:
 
 
 def heard_of(rows: Iterable[HandoffRow]) -> Iterator[RemoteHandoff]:
-    """The events of rows, without those that only another version of kvtrail can read."""
+    """The events of rows, without events that only another version of kvtrail can read."""
     for row in rows:
         try:
             event = msgspec.json.decode(row.body, type=CLASSES[row.kind])

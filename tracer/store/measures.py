@@ -1,4 +1,4 @@
-"""What requests are measured by, as both databases count it: durations, tokens, tenant, prefix, and how they ended."""
+"""Measures of requests in both databases: durations, tokens, tenant, prefix, and ending."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kvtrail.tracer.store.queries import Database, all_of
 
 WORDS = (*TEXTS, ENDING)
 NUMBERS = (*(f"{name}_ns" for name in TIMES), *COUNTS)
-"""NULL where they are not known."""
+"""Columns with NULL for unknown values."""
 TOKENS = (*map(str, REUSED), "asked")
-"""The tokens of the prompts that were held or loaded, and of all of them; those by cause are in `tokens`."""
+"""The held, loaded and total tokens of the prompts; tokens by cause are in `tokens`."""
 COLUMNS = ("engine", "started_ns", *WORDS, *NUMBERS, *TOKENS, "tokens")
-"""The columns of both databases, which `request_rows.measures_row` has."""
+"""The columns of both databases, in the order of `request_rows.measures_row`."""
 
 
 def conditions(where: Iterable[Condition], of_cause: str) -> dict[str, Any]:
-    """These conditions on a row of measures in shared SQL, each with its value. `of_cause` is the SQL for the tokens of a
-    cause, as a format string."""
+    """Shared SQL for conditions on a row of measures, each with its value. `of_cause` is the SQL for the tokens of a cause,
+    as a format string."""
     found: dict[str, Any] = {}
     for number, each in enumerate(where):
         if each.operator == AMONG:
@@ -37,7 +37,7 @@ def conditions(where: Iterable[Condition], of_cause: str) -> dict[str, Any]:
 
 
 class MeasureReader(Database):
-    """The part of `Reader` that is about the measures of requests.
+    """The part of `Reader` for the measures of requests.
 
     Attributes:
         of_cause: the SQL for the tokens of a cause, as a format string.
@@ -46,8 +46,8 @@ class MeasureReader(Database):
     of_cause: str
 
     def durations(self, which: Selection, *, of: str, step_ns: int) -> list[tuple[int, int, int]]:
-        """A measure of time over time: for each interval of `step_ns`, by its number since 1970, and each bin of
-        `store.duration_bins`, the number of requests that started in it; none where it is zero."""
+        """The distribution of a time measure over time: for each interval of `step_ns`, by its number since 1970, and each
+        bin of `store.duration_bins`, the number of requests that started in it; zeros are omitted."""
         selected, values = self.selected(which)
         rows = self.ask(
             f"SELECT {self.divided.format('started_ns', '{step_ns:Int64}')} AS stretch, {_bins(of)} {selected}"
@@ -58,19 +58,19 @@ class MeasureReader(Database):
         return [tuple(row) for row in rows]
 
     def count(self, which: Selection) -> int:
-        """How many requests these are."""
+        """The number of these requests."""
         selected, values = self.selected(which)
         return int(self.ask(f"SELECT count(*) {selected}", **values)[0][0])
 
     def endings(self, which: Selection) -> list[tuple[str, str, int]]:
-        """How many of these requests each engine has with each ending, as `liveness.request_outcome.ending_of` gives it."""
+        """The number of these requests by engine and ending (`liveness.request_outcome.ending_of`)."""
         selected, values = self.selected(which)
         return self.ask(f"SELECT engine, ending, count(*) {selected} GROUP BY engine, ending", **values)
 
     def groups(
         self, which: Selection, *, by: By, of: str, limit: int, names: Collection[str] | None = None
     ) -> list[Group]:
-        """The largest groups of these requests, with this measure of time, the largest first; with `names`, of these."""
+        """The largest groups of these requests with this time measure, the largest first; with `names`, only these groups."""
         selected, values = self.selected(which)
         if names is not None:
             selected += f" AND {by} IN {{wanted:Array(String)}}"
@@ -94,7 +94,7 @@ class MeasureReader(Database):
         return list(groups.values())
 
     def selected(self, which: Selection, join: str = "") -> tuple[str, dict[str, Any]]:
-        """The rest of a query after what it selects, and the values of its parameters. `join` follows the table."""
+        """The rest of a query after its columns, and the values of its parameters. `join` follows the table."""
         where, values = all_of(
             {
                 "started_ns >= {since_ns:Int64}": which.since_ns,
@@ -107,5 +107,5 @@ class MeasureReader(Database):
 
 
 def _bins(of: str) -> str:
-    """The bin of a measure of time, and how many have it."""
+    """SQL for the bin of a time measure, and the number of requests in it."""
     return f"{bin_sql(f'{of}_ns')} AS bin, count(*)"

@@ -1,4 +1,4 @@
-"""Opens a store for reading, whichever it is."""
+"""Opens a store of either database for reading."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What both databases are asked in the same words.
+"""Queries that both databases share.
 
-A shared query is SQL that SQLite and ClickHouse read alike. A parameter is written as ClickHouse has it: `{name:Type}`, or
-`{name:Array(Type)}` for a list. `Database` has what the two call differently.
+A shared query is SQL that SQLite and ClickHouse interpret alike. Parameters have ClickHouse's syntax: `{name:Type}`, or
+`{name:Array(Type)}` for a list. `Database` has the parts that differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def to_text(data: Any) -> str:
 
 
 def an_object(text: str) -> dict[str, Any]:
-    """The data of a JSON text that is an object. Raises ValueError if it is none."""
+    """The data of a JSON text that is an object. Raises ValueError if it is not one."""
     if not isinstance(data := from_text(text), dict):
         raise ValueError("a JSON text that is no object")
     return data
@@ -39,7 +39,7 @@ class Database:
     divided: str
 
     def table(self, name: str) -> str:
-        """How a table is called in a FROM."""
+        """The name of a table in a FROM clause."""
         raise NotImplementedError
 
     def ask(self, select: str, **values: Any) -> list[Any]:
@@ -48,8 +48,8 @@ class Database:
 
 
 def all_of(conditions: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A WHERE with those conditions that have a value, and the values by the name of their parameter. A condition with an
-    empty text or None is left out; a collection is passed as a list."""
+    """A WHERE clause with the conditions that have a value, and the values by parameter name. A condition with an empty text
+    or None is omitted; a collection is passed as a list."""
     given = {condition: value for condition, value in conditions.items() if value not in ("", None)}
     names = (condition.partition("{")[2].partition(":")[0] for condition in given)
     values = (

@@ -1,4 +1,4 @@
-"""The reading side of a store: what the API asks of either database."""
+"""The reading side of a store: the API's queries to either database."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kvtrail.tracer.store.sums import SumReader
 
 
 class Reader(FindingReader, MeasureReader, SumReader, EngineReader, RequestReader, ABC):
-    """The reading side of a store, usable from any thread while the writer writes. Here is what the databases are asked in
-    words of their own."""
+    """The reading side of a store, usable from any thread while the writer writes. The methods below differ between the
+    databases."""
 
     @abstractmethod
     def tokens(self, which: Selection) -> dict[str, int]:
-        """The tokens of these requests' prompts by cause, over all admissions."""
+        """The tokens of the requests' prompts by cause, over all admissions."""
 
     @abstractmethod
     def spans_of(self, account: StoredRequest, *, limit: int = 20_000) -> list[Span]:
@@ -34,14 +34,14 @@ class Reader(FindingReader, MeasureReader, SumReader, EngineReader, RequestReade
 
     @abstractmethod
     def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
-        """The lanes of a window, quickly, however much is stored. `live` are the engines that are running."""
+        """The lanes of a window. The time hardly depends on the store's size. `live` are the running engines."""
 
     @abstractmethod
     def spans(self, *, since_ns: int, until_ns: int) -> Iterator[list[Span]]:
-        """The kvtrail spans that ended in a range of time, in lists: in the order of their arrival or, where several tracers
-        write, of time."""
+        """The kvtrail spans that ended in a time range, in lists: in the order of their arrival or, if several tracers write,
+        of time."""
 
     @abstractmethod
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
-        """Spans in the order of their arrival, with their numbers, from the one after number `after`. The rows of a step
-        share a number, and are never split."""
+        """Spans in the order of their arrival, with their numbers, after number `after`. The rows of a step share a number,
+        and are never split."""

@@ -1,5 +1,5 @@
-"""What any database stores of a request: the columns that it is found, measured and drawn by, and its account as JSON, as
-the API answers it: written once."""
+"""The stored form of a request in any database: columns for search, measures and lanes, and its account as JSON in the form
+of the API's answer, written once."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.conditions import COUNTS, ENDING, TIMES, UNKNOWN
 
 LARGEST = 2**62
-"""The largest sum: two of them still fit into a database's 64 bits."""
+"""The largest allowed sum: twice this still fits into a database's 64 bits."""
 COLUMNS = (
     "request", "engine", "external", "trace_id", "connector", "status", "outcome", "verdict", "findings", "complete",
     "started_ns", "last_ns", "ended_ns", "lookups", "longest_match", "loaded", "stored", "epoch", "waited_ns", "recomputed",
     "loads",
 )  # fmt: skip
-"""The members of an account that requests are found and sorted by."""
+"""The fields of an account by which requests are found and sorted."""
 _SUMS = ("loaded", "stored", "waited_ns", "recomputed")
-"""What outgrows 64 bits only if a recorder says so, and is cut."""
+"""Fields that exceed 64 bits only if a recorder reports invalid numbers; they are capped."""
 LOTS = 15
 FINDINGS_TIER = LOTS
-"""The lowest tier of requests with findings, or that failed; the tiers of all others are below it."""
+"""The lowest tier of requests that failed or have findings; the tiers of all others are below it."""
 _TIMES = [(f"{name}_ns", name) for name in TIMES]
 _REUSED = [cause.value for cause in REUSED]
 _encode = msgspec.json.Encoder().encode
@@ -40,7 +40,7 @@ class RequestRow(Struct, frozen=True):
     Attributes:
         columns: the values of `COLUMNS`, by name.
         measures: its measures, as `measures_row` returns them; None if it was not measured.
-        lane: its lane in the live view; None where it has none yet.
+        lane: its lane in the live view; None if it has none yet.
         body: the API's answer, as in `StoredRequest`.
     """
 
@@ -51,9 +51,9 @@ class RequestRow(Struct, frozen=True):
 
 
 class StoredRequest(Struct, frozen=True):
-    """A request as a store has it: its engine, what its account says of its end, and the JSON object that the API answers of
-    it. `stored[name]` is a member of that: the account, with the `reason` of its end for its `outcome`, which depends on the
-    engine, too."""
+    """A request in a store: its engine, the end according to its account, and the JSON object of the API's answer.
+    `stored[name]` is a field of that object: the account, with the `reason` of its end in place of its `outcome`, which also
+    depends on the engine."""
 
     engine: str
     status: str
@@ -61,7 +61,7 @@ class StoredRequest(Struct, frozen=True):
     body: bytes
 
     def account(self) -> dict[str, Any]:
-        """The account as data."""
+        """The account as Python data."""
         account: dict[str, Any] = _decode(self.body)
         return account
 
@@ -70,9 +70,9 @@ class StoredRequest(Struct, frozen=True):
 
 
 def row_of(account: Mapping[str, Any], lane: Lane | None = None) -> RequestRow:
-    """The row of an account as `Account.as_dict` gives it, with `verdict`, `findings`, `unknown` (the reason, where the
-    verdict is unknown) and, where it was measured, what `measures_of` gives. Raises OverflowError or UnicodeError where it
-    holds a number or a text that JSON cannot hold."""
+    """The row of an account from `Account.as_dict`, with `verdict`, `findings`, `unknown` (the reason, if the verdict is
+    unknown) and, if it was measured, the result of `measures_of`. Raises OverflowError or UnicodeError if it contains a
+    number or a text that JSON cannot represent."""
     columns = {name: account[name] for name in COLUMNS}
     for name in _SUMS:
         if columns[name] > LARGEST:
@@ -81,14 +81,14 @@ def row_of(account: Mapping[str, Any], lane: Lane | None = None) -> RequestRow:
 
 
 def body_of(account: Mapping[str, Any]) -> bytes:
-    """The JSON of an account, as `StoredRequest` has it."""
+    """The JSON of an account for `StoredRequest`."""
     answered = dict(account)
     answered["reason"] = answered.pop("outcome")
     return _encode(answered)
 
 
 def measures_row(account: Mapping[str, Any]) -> dict[str, Any]:
-    """What an account is measured by, by column: nanoseconds, tokens, and the names that requests are grouped by."""
+    """The measures of an account by column: nanoseconds, tokens, and the names by which requests are grouped."""
     times, tokens = account["times"], {cause: min(count, LARGEST) for cause, count in account["tokens"].items()}
     asked = min(sum(tokens.values()), LARGEST)
     row: dict[str, Any] = {
@@ -109,8 +109,8 @@ def measures_row(account: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tier_of(lane: Lane) -> int:
-    """The tier of a request, drawn by lot from its id: half of all requests are in tier 0, a quarter in tier 1, and so on.
-    Those with findings, or that failed, have tiers of their own above these."""
+    """The tier of a request, a pseudorandom function of its id: half of all requests are in tier 0, a quarter in tier 1, and
+    so on. Requests that failed or have findings are in separate tiers above these."""
     lot = zlib.crc32(f"{lane.engine} {lane.request}".encode()) | 1 << (LOTS - 1)
     tier = (lot & -lot).bit_length() - 1
     return tier + FINDINGS_TIER if lane.findings or lane.status == "failed" else tier

@@ -1,4 +1,4 @@
-"""Requests as both databases find and count them."""
+"""Requests: queries for both databases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvtrail.tracer.store.queries import Database, all_of
 from kvtrail.tracer.store.request_rows import StoredRequest
 
 ASKED_TOGETHER = 500
-"""Requests, or names of hand-offs, that one query has."""
+"""Maximum number of requests, or of hand-off names, in one query."""
 _FIRST = {
     Sort.WAITING: "waited_ns DESC,",
     Sort.RECOMPUTED: "recomputed DESC,",
@@ -21,11 +21,11 @@ _FIRST = {
     Sort.FINDINGS: "findings DESC,",
     Sort.DURATION: "last_ns - started_ns DESC,",
 }
-"""What requests are sorted by before their start."""
+"""Sort expressions that precede the start time."""
 
 
 class RequestReader(Database):
-    """The part of `Reader` that is about requests.
+    """The part of `Reader` for requests.
 
     Attributes:
         find: the SQL function that finds a text in another.
@@ -40,11 +40,11 @@ class RequestReader(Database):
         raise NotImplementedError
 
     def met(self, where: Sequence[Condition]) -> tuple[str, dict[str, Any]]:
-        """A condition on a row of a request that its measures meet these, and the values of its parameters."""
+        """The SQL condition that a request's measures meet these conditions, and the values of its parameters."""
         raise NotImplementedError
 
     def of_trace(self, trace_id: str) -> dict[str, Any]:
-        """The conditions on a row of a request that this is its trace, with their values."""
+        """The SQL conditions that a request belongs to this trace, with their values."""
         raise NotImplementedError
 
     def meeting(
@@ -58,7 +58,7 @@ class RequestReader(Database):
         before_ns: int | None = None,
         where: Sequence[Condition] = (),
     ) -> tuple[str, dict[str, Any]]:
-        """A WHERE with the conditions of `Reader.requests`, and the values of its parameters."""
+        """A WHERE clause with the conditions of `Reader.requests`, and the values of its parameters."""
         conditions, values = all_of(
             {
                 "started_ns >= {since_ns:Int64}": since_ns,
@@ -118,13 +118,13 @@ class RequestReader(Database):
         )
         table = self.table("requests")
         order = f"ORDER BY {_FIRST.get(sort, '')} started_ns DESC, request LIMIT {{limit:UInt32}}"
-        # First who it is, from narrow columns; then the accounts of these few.
+        # First the ids from narrow columns; then the accounts of these few requests.
         chosen = f"SELECT engine, request FROM {table} {conditions} {order}"
         select = f"SELECT {self.stored} FROM {table} WHERE (engine, request) IN ({chosen}) {order}"
         return self._requests_in(self.ask(select, limit=limit, **values))
 
     def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
-        """The `status` and `outcome` of the accounts of these requests, by engine and id, where they are known."""
+        """The `status` and `outcome` of the accounts of known requests among these, by engine and id."""
         found: dict[tuple[str, str], tuple[str, str | None]] = {}
         wanted = iter(of)
         while some := [*islice(wanted, ASKED_TOGETHER)]:

@@ -1,4 +1,4 @@
-"""The sums of savings and of wasted tokens as both databases find them."""
+"""The sums of savings and of wasted tokens: queries for both databases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtrail.tracer.store.queries import Database, all_of
 
 
 class SumReader(Database):
-    """The part of `Reader` that is about savings and wasted tokens.
+    """The part of `Reader` for savings and wasted tokens.
 
     Attributes:
         pairs: the SQL for all measures of a group with their totals.
@@ -25,14 +25,14 @@ class SumReader(Database):
         raise NotImplementedError
 
     def savings(self, *, since_ns: int, until_ns: int, stretch_s: int = 1) -> list[SavingsRow]:
-        """The sums of a range of time by interval, engine, connector and epoch.
+        """The sums of a time range by interval, engine, connector and epoch.
 
         An interval is a minute, or an hour in ranges longer than six hours, and the first one is always complete.
-        `stretch_s` asks for longer ones, which are multiples of these.
+        `stretch_s` requests longer ones, which are multiples of these.
         """
         step_s = interval_s(since_ns, until_ns)
         begin = f"{self.divided.format('at_s', '{stretch_s:Int64}')} * {{stretch_s:Int64}}"
-        # Summed up before the measures are put together: a range of hours has many more minutes than stretches.
+        # Sum up before measures are combined: a range of hours has many more minutes than intervals.
         sums = (
             f"SELECT {begin} AS begin_s, engine, connector, epoch, measure, {self.sum_of.format('value')} AS total"
             f" FROM {self.table('savings')} WHERE step_s = {{step_s:UInt32}} AND at_s >= {{since_s:Int64}}"
@@ -52,7 +52,7 @@ class SumReader(Database):
         ]
 
     def wasted(self, by: Sequence[By], which: WasteFilter, *, limit: int) -> list[WasteSum]:
-        """What admissions computed again, summed up by one or more labels, the most tokens first."""
+        """Tokens that admissions recomputed, summed up by one or more labels, the most tokens first."""
         columns = ", ".join(by)
         conditions, values = all_of(
             {
@@ -75,8 +75,8 @@ class SumReader(Database):
         return [WasteSum(tuple(row[: len(by)]), *row[len(by) :]) for row in rows]
 
     def wasted_from(self, which: WasteFilter, *, limit: int) -> int:
-        """When the first of the latest `limit` rows of `wasted` that the filter selects by time was admitted; its `since_ns`
-        where there are no more."""
+        """The admission time of the first among the latest `limit` rows of `wasted` in the filter's time range; its
+        `since_ns` if there are no more rows."""
         rows = self.ask(
             f"SELECT at_ns FROM {self.table('waste')} WHERE at_ns >= {{since_ns:Int64}} AND at_ns < {{until_ns:Int64}}"
             " ORDER BY at_ns DESC LIMIT 1 OFFSET {limit:UInt64}",

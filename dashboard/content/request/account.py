@@ -1,5 +1,5 @@
-"""One request's timeline: its steps as rows, its numbers, where its tokens came from, why its verdict is unknown, and how its
-engine ended if it was open then."""
+"""One request's timeline: its steps as rows, its numbers, the sources of its tokens, why its verdict is unknown, and the end
+of its engine if the request was open then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvtrail.tracer.model.words import ADVICE, count, described, duration, kind,
 STEP_MEASURES = {"computed": "In vLLM", "matched": "Matched", "loaded": "Loaded", "stored": "Stored"}
 """The account's numbers in the table of steps."""
 AROUND_NS = 5 * 60 * 10**9
-"""The time around an end: this long before and after the latest event."""
+"""The time range around an end: this long before and after the latest event."""
 NEVER_ENDED = (Outcome.LOST, Outcome.LOST_CONTACT)
 
 
@@ -57,7 +57,7 @@ def number(account: Row, name: str) -> Any:
 
 
 def facts(request: Row) -> list[str]:
-    """The request's numbers that are not zero, each with its name."""
+    """The request's nonzero numbers, each with its name."""
     output = 0 if request["prompt"] is None else number(request, "total") - request["prompt"]
     checked, wrong = (request.get(name) or 0 for name in ("looked_at", "wrong_blocks"))
     waited = text.seconds(request["waited_ns"] / 1e9)
@@ -91,7 +91,7 @@ def findings_by_step(timeline: Row) -> dict[int, list[Row]]:
 
 def witness_labels(findings: Iterable[Row]) -> dict[str, str]:
     """The labels (L1, A1, ...) of spans in the findings' explanations, by span id."""
-    labels: dict[str, dict[str, None]] = {}  # ordered, each once
+    labels: dict[str, dict[str, None]] = {}  # in order, without duplicates
     for finding in findings:
         for witness in finding["witness"]:
             labels.setdefault(witness["span_id"], {})[witness["label"]] = None
@@ -140,7 +140,7 @@ class Admission:
 
     @property
     def computed(self) -> int:
-        """The tokens from neither."""
+        """The tokens from neither source."""
         return self.asked - self.cached - self.loaded
 
 
@@ -185,7 +185,7 @@ def why_unknown(request: Row) -> str:
 
 
 def around_end(request: Row) -> TimeRange | None:
-    """The time around the end of the engine of a request that was open then; None of any other request."""
+    """The time range around the end of a request's engine, if the request was open then; otherwise None."""
     if request["outcome"] not in NEVER_ENDED:
         return None
     return TimeRange(request["last_ns"] - AROUND_NS, request["last_ns"] + AROUND_NS)

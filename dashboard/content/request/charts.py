@@ -45,7 +45,7 @@ def over_time(timeline: Row, parts: Sequence[phases.Stretch], *, dark: bool, at:
     begin = min((point["from"] for point in points), default=0.0)
     end = max((each["to"] for each in (*points, *bars)), default=1.0)
     order = {name: place for place, name in enumerate(_KINDS)}
-    # Other services' first, since their spans enclose the rest; then kinds in order.
+    # Spans of other services first, since they enclose the rest; then kinds in order.
     kinds = sorted(
         {point["row"] for point in points}, key=lambda row: (order.get(row.partition(", rank ")[0], -1), row)
     )
@@ -64,7 +64,7 @@ def over_time(timeline: Row, parts: Sequence[phases.Stretch], *, dark: bool, at:
 
 def since_arrival(begin: float, end: float, *, what: str = "the arrival") -> Callable[[str], alt.X]:
     """The axis of milliseconds since an arrival, for each field of a row."""
-    # A little room at both ends: a point on the very edge would be cut in half.
+    # A margin at both ends: a point at the edge would be cut in half.
     room = max((end - begin) * 0.015, 0.01)
     unit, divisor = ("s", 1000) if end - begin >= 10_000 else ("ms", 1)
     axis = alt.Axis(labelExpr=f"format(datum.value / {divisor}, ',.3~f')", tickCount=12)
@@ -79,7 +79,7 @@ def rows_axis(rows: Sequence[str]) -> alt.Y:
 
 
 def bar(row: str, part: phases.Stretch, meanings: Mapping[str, Meaning], *, dark: bool, shift: float = 0.0) -> Row:
-    """A stretch of time as a bar in a row, in the colour of its phase, so many milliseconds later."""
+    """A phase as a bar in a row, in the phase's colour, shifted by a number of milliseconds."""
     return {
         "row": row,
         "what": part.phase,
@@ -155,7 +155,7 @@ def _dots(points: Sequence[Row], x: alt.X, y: alt.Y, *, dark: bool) -> list[alt.
     dots = alt.Chart(data(points, "dots")).mark_point(filled=True, opacity=0.9)
     layers = [dots.encode(x=x, y=y, color=_mark_colour(dark=dark), shape=shape, size=size, tooltip=_step_tooltip())]
     proofs = [point for point in points if point["proof"]]
-    # Alternately above and below: proofs are often neighbours, and their labels would overlap.
+    # Alternately above and below: witnesses are often adjacent, and their labels would overlap.
     for name, some, dy in (("above", proofs[::2], -11), ("below", proofs[1::2], 13)):
         labels = alt.Chart(data(some, name)).mark_text(dy=dy, fontWeight="bold", color=palette.RED.on(dark=dark))
         layers.append(labels.encode(x=x, y=y, text="proof:N", tooltip=_step_tooltip()))

@@ -21,12 +21,12 @@ LATER = "'ask me later'"
 LEAST_SHARE, LEAST_MS = 0.02, 0.5
 """A phase that differs by less, or by a smaller share of the longer request, has no row."""
 FEW_CAUSES = 3
-"""Causes of computed tokens that are named."""
+"""Maximum number of named causes of computed tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two: its timeline and its phases."""
+    """One of the two requests: its timeline and its phases."""
 
     timeline: Row
     parts: Sequence[Stretch]
@@ -38,7 +38,7 @@ class Side:
         return request
 
     def numbers(self, name: str, *, epoch: int | None = None) -> list[Row]:
-        """The numbers of its steps of a kind; of one epoch, if given."""
+        """The numbers of its steps of a kind, optionally of one epoch."""
         return [
             step["numbers"] | {"epoch": step["epoch"]}
             for step in self.timeline["steps"]
@@ -79,7 +79,7 @@ def _time_between(ns: int) -> str:
 
 
 def longer_ms(a: Side, b: Side) -> dict[str, float]:
-    """By phase, how many milliseconds longer A was in it; the largest difference first, and small ones not at all."""
+    """By phase, how many milliseconds longer A was in it; the largest difference first, without small ones."""
     ours, theirs = a.spent(), b.spent()
     least = max(LEAST_MS, LEAST_SHARE * max(sum(ours.values()), sum(theirs.values())))
     longer = {phase: ours.get(phase, 0.0) - theirs.get(phase, 0.0) for phase in ours | theirs}
@@ -103,15 +103,15 @@ def summary(a: Side, b: Side) -> str:
 
 
 def rows(a: Side, b: Side) -> list[Row]:
-    """What differs, a row each: the phases, the largest difference first, with what explains the time there; then how both
-    ended, findings and answers."""
+    """The differences, one row each: the phases, the largest difference first, with related events; then outcomes, findings
+    and answers."""
     found = [{"": phase, "A": _in_phase(a, phase), "B": _in_phase(b, phase)} for phase in longer_ms(a, b)]
     aspects = [{"": aspect, "A": of(a), "B": of(b)} for aspect, of in _ASPECTS.items()]
     return found + [each for each in aspects if each["A"] != each["B"]]
 
 
 def _in_phase(side: Side, phase: str) -> str:
-    """The time in a phase, and what the events say of it."""
+    """The time in a phase, and related events."""
     ms = side.spent().get(phase)
     if not ms:
         return "none"
@@ -120,7 +120,7 @@ def _in_phase(side: Side, phase: str) -> str:
 
 
 def _lookups(side: Side) -> str:
-    """The scheduler looks a request up again in each step in which it has no blocks for it."""
+    """The number of lookups: the scheduler repeats the lookup in each step in which the request gets no blocks."""
     found = Counter(each.get("connector") for each in side.numbers(Kind.LOOKUP, epoch=0) if _is_answered(each))
     return f"looked up {_times(max(found.values(), default=0))}"
 
@@ -173,7 +173,7 @@ _SAYS: dict[str, Callable[[Side], str]] = {
     "preempted": _preempted,
     "failed": lambda side: "a call for it raised" if side.request.get("error") else "",
 }
-"""What the events say of the time in each phase."""
+"""The functions that describe events related to the time in each phase."""
 
 
 def _outcome(side: Side) -> str:

@@ -1,5 +1,5 @@
-"""A request and the one on the other side of its hand-off: both engines on one axis, where the time to the first token went,
-and what each of them computed."""
+"""A request and the request on the other side of its hand-off: both engines on one axis, the parts of the time to the first
+token, and the tokens that each engine computed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PREFILLS, DECODES, KEEPS, TO_FIRST_TOKEN = "prefill", "decode", "kept", "first t
 """The rows of the chart."""
 _ROW_HEIGHT, _AXIS_HEIGHT = 30, 56
 _BEYOND = 0.1
-"""How much of the output is drawn, as a share of what comes before it."""
+"""The length of the drawn output, as a share of the time before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Pair:
     Attributes:
         given, taken: the timelines of the request that gives, and of the one that takes.
         given_parts, taken_parts: their phases, in milliseconds after the arrival of each.
-        link: the hand-off, as the api has it.
+        link: the hand-off from the API.
     """
 
     given: Row
@@ -47,12 +47,12 @@ class Pair:
 
     @property
     def shift(self) -> float:
-        """Milliseconds from the arrival of the request that gives to that of the one that takes, as the picture has it."""
+        """Milliseconds from the arrival of the giving request to the arrival of the taking request, on the chart's axis."""
         apart = self.taken["request"]["started_ns"] - self.given["request"]["started_ns"] - self.link["ahead_ns"]
         return float(apart / 1e6)
 
     def given_ms(self, at_ns: int) -> float:
-        """A moment of the engine that gives, on the picture's axis."""
+        """A time of the giving engine on the chart's axis."""
         return float((at_ns - self.given["request"]["started_ns"]) / 1e6)
 
     @property
@@ -64,15 +64,14 @@ class Pair:
 def pair_of(
     timeline: Row, parts: Sequence[phases.Stretch], other: Row, others: Sequence[phases.Stretch], link: Row
 ) -> Pair:
-    """The pair of a page's request and the one on the other side of its hand-off `link`."""
+    """The pair of a page's request and the request on the other side of its hand-off `link`."""
     if link["side"] == Side.GIVES:
         return Pair(timeline, other, parts, others, link)
     return Pair(other, timeline, others, parts, link)
 
 
 def stages(pair: Pair) -> list[phases.Stretch]:
-    """Where the time to the first token went, on the axis of the picture; empty if too little of either request is
-    recorded."""
+    """The parts of the time to the first token, on the chart's axis; empty if too little of either request is recorded."""
     step, _, _, _ = _moments(pair.given)
     first, allocated, received, token = _moments(pair.taken)
     allocated = first if allocated is None else allocated
@@ -85,13 +84,13 @@ def stages(pair: Pair) -> list[phases.Stretch]:
 
 
 def _moments(timeline: Row) -> tuple[float | None, float | None, float | None, float | None]:
-    """Of a request, in milliseconds after its arrival: its first step, the allocation of a load, the load's end, and the
-    first token; None where it is not recorded."""
+    """Times of a request, in milliseconds after its arrival: its first step, the allocation of a load, the load's end, and
+    the first token; None if not recorded."""
     steps = [step for step in timeline["steps"] if step["name"] == Kind.SCHEDULE]
     allocated = [s for s in timeline["steps"] if s["name"] == Kind.ALLOC and s["numbers"].get("allocated")]
     received = [s for s in timeline["steps"] if s["name"] == Kind.RECEIVED]
     total = timeline["request"]["prompt"] or timeline["request"]["total"]
-    # The step after the one that makes the token, if there is one.
+    # The step after the one that computes the token, if there is one.
     token = [
         after
         for step, after in pairwise([*steps, *steps[-1:]])
@@ -127,7 +126,7 @@ def _ahead(ns: int) -> str:
 
 
 def kept_text(link: Row) -> str:
-    """How long the blocks were kept, and what ended that, in a sentence; empty if it is not known."""
+    """How long the blocks were kept, and why they were freed, in a sentence; empty if unknown."""
     if link["kept_from_ns"] is None:
         return ""
     end_ns, read_ns = link["kept_to_ns"] or link.get("gone_ns"), link["read_ns"]
@@ -140,7 +139,7 @@ def kept_text(link: Row) -> str:
 
 
 def _end_of(link: Row) -> str:
-    """What ended the keeping of blocks."""
+    """Why the blocks were freed."""
     if link["kept_to_ns"] is None:
         return "its engine ended"
     return (
@@ -165,7 +164,7 @@ def first_token_text(parts: Sequence[phases.Stretch], link: Row) -> str:
 
 
 def computed_rows(pair: Pair) -> list[Row]:
-    """What each engine had, loaded and computed of the prompt at its first admission, and why it computed that."""
+    """The prompt's cached, loaded and computed tokens at each engine's first admission, and why they were computed."""
     rows = []
     for role, engine, timeline in zip((PREFILLS, DECODES), pair.names, (pair.given, pair.taken), strict=True):
         first = next(iter(account.admissions(timeline)), None)
@@ -184,8 +183,8 @@ def computed_rows(pair: Pair) -> list[Row]:
 
 
 def again_text(pair: Pair) -> str:
-    """What the engine that decodes computed though the other one had it, and why, in sentences; empty if that is nothing but
-    the last token, or not known."""
+    """The tokens that the decode engine computed although the other one had them, and why, in sentences; empty if it is only
+    the last token, or unknown."""
     entry = next(iter(pair.taken["request"].get("causes") or ()), None)
     if entry is None:
         return ""
@@ -220,7 +219,7 @@ def pair_chart(pair: Pair, parts: Sequence[phases.Stretch], *, dark: bool) -> Ch
         if link["read_ns"] is not None:
             marks.append({"row": KEEPS, "at": pair.given_ms(link["read_ns"]), "what": "a reader's report"})
     rows = [row for row in (PREFILLS, KEEPS, DECODES, TO_FIRST_TOKEN) if any(each["row"] == row for each in bars)]
-    # The output may go on for long: its beginning is what matters here.
+    # The output may be long; only its beginning matters here.
     ends = [each["to"] for each in bars if each["row"] != DECODES or not parts] + [mark["at"] for mark in marks]
     begin = min((each["from"] for each in bars), default=0.0)
     x = since_arrival(min(begin, 0.0), max([*ends, 1.0]) * (1 + _BEYOND), what="the arrival at prefill")

@@ -11,11 +11,11 @@ from kvtrail.dashboard.content.text import milliseconds, percent
 BESIDE = ("load", "store")
 """Transfers overlap the phases."""
 OVER = ("done", "failed")
-"""After these nothing is known of a request until its end."""
+"""After these phases, nothing is known about a request until its end."""
 MOST_NAMED, LEAST = 3, 0.02
-"""Phases that a sentence names, and the least share of such a phase."""
+"""Maximum number of phases that a sentence names, and the minimum share of each."""
 POINTS = 20_000
-"""The resolution asked for: shorter phases are merged."""
+"""The requested resolution: shorter phases are merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def question(request: Row, *, now_ns: int) -> dict[str, int | str]:
 
 
 def stretches(lanes: Row, request: Row) -> list[Stretch]:
-    """The phases of the request in an answer of `/api/lanes`, in order of time; none if it is not there."""
+    """The phases of the request in an answer of `/api/lanes`, in order of time; empty if the request is not in it."""
     asked = (request["request"], request["engine"])
     found = list(zip(lanes["requests"]["request"], lanes["requests"]["engine"], strict=True))
     if asked not in found:
@@ -55,7 +55,7 @@ def stretches(lanes: Row, request: Row) -> list[Stretch]:
 
 
 def known(parts: Sequence[Stretch]) -> list[Stretch]:
-    """The phases without transfers, while something is known of the request."""
+    """The phases without transfers, as long as the request's state is known."""
     return [part for part in alone(parts) if part.phase not in OVER]
 
 
@@ -83,7 +83,7 @@ def time_texts(parts: Sequence[Stretch]) -> dict[str, str]:
 
 
 def sentence(parts: Sequence[Stretch]) -> str:
-    """Where the time went, in a sentence: the phases that took most of it; empty if none is recorded."""
+    """The phases that took most of the time, in a sentence; empty if none is recorded."""
     spent = {phase: ms for phase, ms in times(parts).items() if phase not in (*BESIDE, *OVER)}
     whole = sum(spent.values())
     most = sorted(spent.items(), key=lambda each: -each[1])[:MOST_NAMED]

@@ -46,7 +46,7 @@ _OMITTED = {
 
 
 def clamped(wanted: str | int, *, steps: int) -> int:
-    """The existing step nearest to the `wanted` one; the first if that is not a number, as in a mistyped address."""
+    """The existing step nearest to the `wanted` one; the first if that is not a number, as in a mistyped URL."""
     digits = str(wanted)
     return min(max(int(digits) if digits.isdecimal() and len(digits) < 10 else 1, 1), steps)
 
@@ -106,8 +106,8 @@ def _account(timeline: Row, steps: int) -> Row | None:
 
 
 def block_rows(step: Row, groups: Sequence[Row]) -> list[Row]:
-    """A row for each KV cache group of a step that names blocks; none for any other step. `groups` are those that the engine
-    declared, in order; with one group that nobody declared, its kind is not known."""
+    """A row for each KV cache group of a step that names blocks; none for any other step. `groups` are the engine's declared
+    groups, in order; a single undeclared group has an unknown kind."""
     starts = step["numbers"].get("group_starts") or ()
     declared = zip_longest(_by_group(step), groups, starts)
     return [
@@ -125,7 +125,7 @@ def block_rows(step: Row, groups: Sequence[Row]) -> list[Row]:
 
 
 def block_summary(step: Row) -> str:
-    """How many blocks a step names, in a few words."""
+    """The number of blocks that a step names, as text."""
     by_group = [*_by_group(step)]
     held = sum(len(ids) - ids.count(NULL_BLOCK) for ids in by_group)
     return some(held, "block") + (f" in {some(len(by_group), 'KV cache group')}" if len(by_group) > 1 else "")
@@ -138,7 +138,7 @@ def latest_allocation(timeline: Row) -> Row | None:
 
 
 def _by_group(step: Row) -> Iterator[list[int]]:
-    """The ids that a step names, those of one group after those of another."""
+    """The block ids that a step names, group by group."""
     ids, counts = step["numbers"].get("blocks_ids"), step["numbers"].get("blocks_by_group")
     if step["foreign"] or not isinstance(ids, list | tuple):
         return

@@ -17,9 +17,9 @@ from kvtrail.tracer.model.cause_words import named_sentence, runs
 from kvtrail.tracer.model.words import count, some
 
 MAX_ROWS = 100
-"""The longest runs of a prompt have a row each."""
+"""Maximum number of runs of a prompt with their own row, the longest first."""
 AROUND_NS = 5 * 10**9
-"""The time that the lanes show before and after an event."""
+"""The time range of the lanes before and after an event."""
 
 
 def waterfall(entry: Row, timeline: Row, *, dark: bool) -> str:
@@ -56,7 +56,7 @@ def _label(run: Row, entry: Row) -> str:
 
 
 def _said(run: Row, entry: Row) -> str:
-    """What is said of a run. Settings have backticks around them, which are for Markdown only."""
+    """The description of a run, without the backticks around settings, which are Markdown."""
     return named_sentence(run, at_ns=entry["at_ns"]).replace("`", "")
 
 
@@ -65,8 +65,8 @@ def _range(run: Row) -> str:
 
 
 def links(found: Iterable[Row], entry: Row, timeline: Row) -> list[Link]:
-    """The explanation of each run: the step of this request that shows it, the other request that caused it, or that
-    moment among the lanes; else the admission itself."""
+    """The link of each run: the step of this request that shows it, the other request that caused it, or the lanes at that
+    time; otherwise the admission itself."""
     steps = {step["span_id"]: number for number, step in enumerate(timeline["steps"], 1)}
     engine = timeline["request"]["engine"]
     own = {"id": timeline["request"]["request"], "engine": engine}

@@ -1,1 +1,1 @@
-"""The HTTP API: one file for each group of routes, and what their answers add to what is stored."""
+"""The HTTP API: one file for each group of routes, and code that adds computed fields to stored data."""

@@ -1,5 +1,5 @@
-"""The API route that compares the time before a moment with that after it: what changed, which requests explain it, and what
-probably caused it."""
+"""The API route that compares the time before and after a moment: the changes, the requests that explain them, and probable
+causes."""
 
 from __future__ import annotations
 
@@ -40,44 +40,44 @@ _NO_TENANT = {
     PLAIN: ("Requests without a cache salt or adapter are new", "them"),
     OTHER: ("Other tenants are new", "them"),
 }
-"""Groups of the dimension `tenant` that are no tenant."""
+"""Groups of the dimension `tenant` that are not tenants."""
 Ends = tuple[int, int]
 
 
 class LikelyCause(BaseModel):
-    """What may have made numbers change."""
+    """A possible cause of a change."""
 
     kind: str
-    """That of a marker, or `evictions`, `new tenant`, `new prefix` or `traffic`."""
+    """The kind of a marker, or `evictions`, `new tenant`, `new prefix` or `traffic`."""
     text: str
-    """What happened, and what speaks for it."""
+    """The event and its evidence."""
     at_ns: int | None = None
-    """When; null for what has no single moment."""
+    """Its time; null if it has no single moment."""
     engine: str = ""
-    """The engine's id, if it is about one."""
+    """The engine's id, if the cause concerns a single engine."""
 
 
 class Stretch(BaseModel):
-    """A range of time, as it was compared."""
+    """One of the compared time ranges."""
 
     since_ns: int
     until_ns: int
 
 
 class ChangesReport(BaseModel):
-    """What changed from one range to a later one."""
+    """Changes from one time range to a later one."""
 
     before: Stretch
     after: Stretch
     """Whole minutes, or whole hours if one of the ranges is longer than six hours."""
     changes: list[MeasureChange]
-    """Amounts a minute, over all requests."""
+    """Amounts per minute, over all requests."""
     likely: list[LikelyCause]
-    """What probably explains that more or less is computed, the likeliest first."""
+    """Probable causes of the change in computed tokens, the likeliest first."""
     engine_names: dict[str, str]
-    """The engines' names for people, by id."""
+    """The engines' display names, by id."""
     tenant_names: dict[str, str]
-    """The names of the tenants among the groups that have one (`kvtrail serve --tenants`), by digest."""
+    """The names of tenants among the groups, by digest, for tenants that have a name (`kvtrail serve --tenants`)."""
 
 
 def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNames) -> None:
@@ -124,7 +124,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
 
 
 def _ranges(at_ns: int, since_ns: int | None, until_ns: int) -> tuple[Ends, Ends]:
-    """The range before the moment and the one after it, in whole steps: by default, the first is as long as the second.
+    """The range before the moment and the range after it, in whole steps: by default they have the same length.
 
     Raises:
         HTTPException: the moment is not within the range.
@@ -142,8 +142,8 @@ def _minutes(ends: Ends) -> float:
 
 
 def _prefixes(reader: Reader, ranges: Sequence[Ends], engines: list[str]) -> list[dict[str, Sums]]:
-    """The tokens of the requests that began in each range, by prefix: of those that most requests of either have, and more
-    than one."""
+    """The tokens of the requests that began in each range, by prefix: for the most frequent prefixes of either range that at
+    least two requests share."""
     selections = [Selection(since_ns=begin, before_ns=end, engines=engines) for begin, end in ranges]
 
     def groups(which: Selection, names: Collection[str] | None = None) -> list[Group]:
@@ -167,9 +167,9 @@ def likely_causes(
     name: Callable[[str], str],
     tenant_names: Mapping[str, str],
 ) -> list[LikelyCause]:
-    """What explains that more or less was computed from `at_ns` on than until `since_ns`, by default the same moment, the
-    likeliest first; `name` has an engine's name for people, and `tenant_names` those of tenants. A marker counts for more
-    if its engine's requests, or what it did, make up the change."""
+    """Probable causes of the difference in computed tokens between the time until `since_ns` (by default `at_ns`) and the
+    time from `at_ns` on, the likeliest first. `name` returns an engine's display name; `tenant_names` are those of tenants. A
+    marker ranks higher if its engine's requests, or its effects, make up the change."""
     by_measure = {each.measure: each for each in changes}
     computed, asked = by_measure.get("computed"), by_measure.get("asked")
     found = [
@@ -182,12 +182,12 @@ def likely_causes(
 
 
 def _score(marker: Marker, computed: MeasureChange | None) -> float:
-    """A marker with nothing that speaks for it comes after what explains half of the change."""
+    """A marker without evidence ranks below any cause that explains half of the change."""
     return 0.5 - BEST_FIRST.index(marker.kind) / 100 + max(0.0, _share_of(marker, computed))
 
 
 def _share_of(marker: Marker, computed: MeasureChange | None) -> float:
-    """The share of the change that is the marked engine's or, after a reset, of what was held until then."""
+    """The share of the change that belongs to the marked engine or, after a reset, to tokens that were held until then."""
     if computed is None:
         return 0.0
     if marker.kind is MarkerKind.RESET:
@@ -225,7 +225,7 @@ def _has_moved(group: GroupChange) -> bool:
 
 
 def _evictions(computed: MeasureChange) -> list[tuple[float, LikelyCause]]:
-    """More tokens are computed because more were evicted before: a cache is too small for the traffic."""
+    """More tokens are computed because more were evicted earlier: a cache is too small for the traffic."""
     groups = _of_cause(computed, Cause.EVICTED)
     share = sum(each.share for each in groups)
     if share < EXPLAINS or computed.whole.change < 0:
@@ -239,7 +239,7 @@ def _evictions(computed: MeasureChange) -> list[tuple[float, LikelyCause]]:
 
 
 def _new_groups(computed: MeasureChange, names: Mapping[str, str]) -> list[tuple[float, LikelyCause]]:
-    """A tenant, or prompts that begin as none did before."""
+    """A new tenant, or prompts with a new prefix."""
     found = []
     for each in computed.groups:
         if each.dimension in _NEW and each.share >= EXPLAINS and not each.amount.before:

@@ -1,4 +1,4 @@
-"""What an answer of the api is about: a range of time, engines, requests or findings, by the parameters of the question."""
+"""Query parameters of the API that select a time range, engines, requests or findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvtrail.tracer.store import FindingFilter
 from kvtrail.tracer.store.reader import Reader
 
 MAX_NS = 2**62
-"""The latest moment and the last number that may be asked for: what is added to it still fits into 64 bits."""
+"""The largest time and number that a query may contain: sums with it still fit into 64 bits."""
 DAY_NS = 24 * 3600 * 10**9
 Moment = Annotated[int | None, Query(ge=0, le=MAX_NS, description="Unix nanoseconds")]
 _ABOUT = (
@@ -25,7 +25,7 @@ _ABOUT = (
 
 
 def moments(since_ns: int | None, until_ns: int | None, *, length_ns: int = DAY_NS) -> tuple[int, int]:
-    """The range asked for; by default, the one of this length that ends now."""
+    """The requested range; by default, the range of this length that ends now."""
     until = time.time_ns() if until_ns is None else until_ns
     since = max(0, until - length_ns) if since_ns is None else since_ns
     if since >= until:
@@ -53,7 +53,7 @@ def _chosen(
 
 
 ChosenEngines = Annotated[list[str] | None, Depends(_chosen)]
-"""The engines that a request of the api chooses by `engine`, `service`, `node` and `model`; None if it names none of them."""
+"""The engines that a query selects by `engine`, `service`, `node` and `model`; None if it has none of these parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class RequestFilter:
 
     Attributes:
         engines: of any of these engines; None means any.
-        where: conditions that are all met.
+        where: conditions that all must hold.
     """
 
     engines: list[str] | None
@@ -86,24 +86,25 @@ def _filter(
 
 
 Where = Annotated[RequestFilter, Depends(_filter)]
-"""The filter of a request of the api. Conditions that are none are answered with 400, a number beyond 64 bits with 422, and
-the reason."""
+"""The filter of an API query. Invalid conditions are answered with 400, a number beyond 64 bits with 422, both with the
+reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedFindings:
-    """The findings that are asked for.
+    """The requested findings.
 
     Attributes:
-        which: what selects them.
-        resolver: the states of engines, and what is known, by which they were selected.
+        which: the filter that selects them.
+        resolver: the states of engines, and the known findings, used for the selection.
     """
 
     which: FindingFilter
     resolver: OutcomeResolver
 
     def in_range(self, *, length_ns: int) -> tuple[FindingFilter, int, int]:
-        """The filter with the range that is asked for, by default the one of this length that ends now; and its ends."""
+        """The filter with the requested range, by default the range of this length that ends now; and the ends of the
+        range."""
         since, until = moments(self.which.since_ns, self.which.until_ns, length_ns=length_ns)
         return replace(self.which, since_ns=since, until_ns=until), since, until
 
@@ -136,4 +137,4 @@ def _asked(
 
 
 Findings = Annotated[AskedFindings, Depends(_asked)]
-"""The findings that a request of the api asks for."""
+"""The findings that an API query selects."""

@@ -31,34 +31,34 @@ class LaneColumns(BaseModel):
     from_ns: int
     to_ns: int
     now_ns: int
-    """The tracer's clock when it answered."""
+    """The tracer's clock at the time of the answer."""
     phases: list[str]
     """The names of the numbers in `segments.phase`."""
     requests: dict[str, list[Any]]
     """Columns `request`, `external`, `engine`, `connector`, `status`, `verdict`, `findings`, `complete`, `begin_us`,
-    `end_us`, `is_open` and `is_unsure` (open as far as is known, but spans are missing after its last one)."""
+    `end_us`, `is_open` and `is_unsure` (no end is known, but spans are missing after its last one)."""
     segments: dict[str, list[int]]
     """Columns `lane` (an index into the requests), `phase`, `begin_us`, `end_us`."""
     marks: dict[str, list[Any]]
-    """Findings: `lane` (-1 for one that concerns no request), `at_us`, `rule`, `title`, `severity`, `healed`, what they
-    `did`, and why they are `known`, if they are: null otherwise."""
+    """Findings: `lane` (-1 for a finding without a request), `at_us`, `rule`, `title`, `severity`, `healed`, the impact
+    (`did`), and the reason why it is `known`, or null."""
     deaths: list[dict[str, Any]]
     """Engines that died in the window: `engine`, `at_ns`, `ended_by` (the exception), `lost` (requests)."""
     gaps: dict[str, list[Any]]
-    """Where spans are missing: `engine`, `begin_us`, `end_us`, `missing` (events)."""
+    """Ranges in which spans are missing: `engine`, `begin_us`, `end_us`, `missing` (events)."""
     engines: list[str]
     connectors: list[str]
-    """The engines heard since this tracer started, the engines of the window, and its connectors."""
+    """The engines that reported since this tracer started, the engines of the window, and the window's connectors."""
     engine_names: dict[str, str]
-    """Those engines' names for people, by id."""
+    """The display names of these engines, by id."""
     heard_ns: int | None
-    """When the latest event of any recorder happened."""
+    """Time of the latest event of any recorder."""
     known: int
     """Requests in the window; an estimate if `is_sample`."""
     is_sample: bool
-    """There are more than the limit: those with findings come first, then a fair sample of the others."""
+    """There are more requests than the limit: requests with findings come first, then a fair sample of the others."""
     has_all_findings: bool
-    """False if those with findings alone were too many, so that they are a fair sample as well."""
+    """False if requests with findings alone exceeded the limit, so that they are a fair sample as well."""
     is_whole: bool
     """False if the search took too long and was stopped."""
 
@@ -96,7 +96,7 @@ def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> L
         not is_over(lane.status, lane.ended_ns) and (lane.engine in live or now_ns - lane.last_ns <= CONTACT_NS)
         for lane in lanes
     ]
-    # A missing span may be the one that ended the request, so only what lies before the last known span is certain.
+    # A missing span may have ended the request, so only the time before the last known span is certain.
     is_unsure = [
         open_ and (not lane.complete or lost_ns.get(lane.engine, 0) >= lane.last_ns)
         for lane, open_ in zip(lanes, is_open, strict=True)

@@ -1,4 +1,4 @@
-"""API routes about how long requests take: over time, by phase, and by group.
+"""API routes about request durations: over time, by phase, and by group.
 
 The stores count durations by bin; percentiles are read from these bins, to within 4.5 %. An answer grows with the resolution
 of the range, not with the number of requests.
@@ -22,21 +22,20 @@ from kvtrail.tracer.store.duration_bins import BINS, BOUNDS_NS, SCALE, percentil
 from kvtrail.tracer.store.reader import Reader
 
 MAX_STRETCHES = 60
-"""The most stretches of time that make up a trend."""
+"""Maximum number of intervals in a trend."""
 MAX_GROUPS = 50
-"""The largest groups that are shown."""
+"""Maximum number of groups in an answer, the largest first."""
 PERCENTILES = (50, 90, 99)
 _SUMS = ("requests", "asked", "held", "loaded")
 _MERGED = 2 ** (SCALE - 1)
-"""Bins of the stores that make up one of the heat map: two in each octave."""
+"""Number of store bins in one bin of the heat map: two heat map bins per octave."""
 
 
 Of = Annotated[Time, Query(description="the measure of time")]
 
 
 class Distribution(BaseModel):
-    """How many requests have a measure of time, and its percentiles in nanoseconds: that share of them took no longer. None
-    where no request has it."""
+    """The number of requests with a time measure, and its percentiles in nanoseconds. None if no request has it."""
 
     requests: int
     p50_ns: int | None = None
@@ -45,37 +44,37 @@ class Distribution(BaseModel):
 
 
 class Stretch(Distribution):
-    """The distribution of the requests that started in a stretch of time, which begins at `at_ns`: a whole multiple of its
-    length, so that a range that moves with the clock has the same stretches. The range may cut the first and the last."""
+    """The distribution of the requests that started in an interval, which begins at `at_ns`: a whole multiple of its length,
+    so that a range that moves with the clock has the same intervals. The range may cut the first and the last."""
 
     at_ns: int
 
 
 class Latency(BaseModel):
-    """A measure of time over a range, by when requests started."""
+    """A time measure over a range, by the start time of requests."""
 
     since_ns: int
     until_ns: int
     step_ns: int
     of: str
     requests: int
-    """All requests of the range that meet the filters, with the measure or without."""
+    """Number of requests in the range that meet the filters, with or without the measure."""
     whole: Distribution
     trend: list[Stretch]
-    """Stretches in which no request with the measure started are absent."""
+    """Intervals in which no request with the measure started are absent."""
     cells: dict[str, list[int]]
-    """The heat map, as columns: `requests` started in the stretch that begins at `at_ns`, and took `low_ns` or longer, and
-    less than `high_ns`. The lowest and the highest bin have everything beyond them, too."""
+    """The heat map, as columns: `requests` is the number of requests that started in the interval at `at_ns` and took at
+    least `low_ns` and less than `high_ns`. The lowest and the highest bin also count all values beyond them."""
 
 
 class Measured(Distribution):
-    """The distribution of one measure of time."""
+    """The distribution of one time measure."""
 
     of: str
 
 
 class Measures(BaseModel):
-    """How long requests spent in each phase, and why their tokens were reused or computed."""
+    """The time that requests spent in each phase, and why their tokens were reused or computed."""
 
     requests: int
     times: list[Measured]
@@ -84,9 +83,9 @@ class Measures(BaseModel):
 
 
 class RequestGroup(Distribution):
-    """The requests with one value of what they are grouped by: the `name`, and that for people; how many have the measure
-    (`requests`), how many there are (`all_requests`); the tokens of their prompts (`asked`), those from vLLM's own cache
-    (`held`) and from the connector (`loaded`)."""
+    """The requests of one group: its `name` and display name; the number of requests with the measure (`requests`) and of all
+    requests (`all_requests`); the tokens of their prompts (`asked`), from vLLM's own cache (`held`) and from the connector
+    (`loaded`)."""
 
     name: str
     text: str
@@ -102,7 +101,7 @@ class Groups(BaseModel):
     by: str
     of: str
     requests: int
-    """All requests of the range that meet the filters, in whichever group."""
+    """Number of all requests in the range that meet the filters, in any group."""
     groups: list[RequestGroup]
 
 
@@ -143,7 +142,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
         known = reader.engines()
         models = {name: str(about["model"]) for name, about in known.items()}
         in_store = By.ENGINE if by is By.MODEL else by
-        # A model's engines may be many and small: all of them are read, and added up.
+        # A model may have many small engines: all of them are read, and added up.
         limit = max(MAX_GROUPS, len(known)) if by is By.MODEL else MAX_GROUPS
         found = reader.groups(which, by=in_store, of=of, limit=limit)
         if by is By.MODEL:
@@ -163,7 +162,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
 def latency_of(
     counted: Iterable[tuple[int, int, int]], which: Selection, *, of: str, step_ns: int, requests: int
 ) -> Latency:
-    """The answer that follows from the counts of a store."""
+    """Make the answer from the counts of a store."""
     stretches: defaultdict[int, Counter[int]] = defaultdict(Counter)
     whole: Counter[int] = Counter()
     cells: Counter[tuple[int, int]] = Counter()
@@ -190,7 +189,7 @@ def latency_of(
 
 
 def merged(groups: Iterable[Group], names: Mapping[str, str]) -> list[Group]:
-    """Groups added up under other names, the largest first."""
+    """Merge groups under other names, the largest first."""
     found: dict[str, Group] = {}
     for group in groups:
         name = names.get(group.name, "")

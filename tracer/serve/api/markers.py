@@ -1,4 +1,4 @@
-"""The API route of markers: what happened at which moment."""
+"""The API route of markers: notable events and their times."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.store.reader import Reader
 
 MOST_OF_A_KIND = 2_000
-"""How many stored markers of a kind are read, the latest ones."""
+"""Maximum number of stored markers that are read for each kind, the latest first."""
 STEPS = 120
-"""Markers of one kind are joined where they lie closer than this part of the range: their lines would touch."""
+"""Markers of one kind are merged if their distance is less than this share of the range: their lines would touch."""
 _KINDS = "any of these kinds; by default all but resets: a reset is named where it explains a change"
 HOUR_NS = 3600 * 10**9
 
@@ -36,9 +36,9 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         since_ns: Moment = None,
         until_ns: Moment = None,
     ) -> list[dict[str, Any]]:
-        """Each has the fields of `kvtrail.tracer.model.markers.Marker`, and the engine's name for people (`engine_name`).
-        Those of one kind that are close to each other are joined: `at_ns` is that of the first, and `engine` is empty where
-        they are of several."""
+        """Each has the fields of `kvtrail.tracer.model.markers.Marker`, and the engine's display name (`engine_name`).
+        Markers of one kind that are close to each other are merged: `at_ns` is that of the first, and `engine` is empty if
+        they belong to several engines."""
         since, until = moments(since_ns, until_ns, length_ns=HOUR_NS)
         resolver = OutcomeResolver(process, reader)
         names = {id_: str(about["name"]) for id_, about in resolver.engines.items()}
@@ -51,7 +51,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
 def every_marker(
     resolver: OutcomeResolver, reader: Reader, *, since_ns: int, until_ns: int, chosen: Collection[str] | None = None
 ) -> list[Marker]:
-    """The markers of a range, one by one; with `chosen`, those of these engines."""
+    """The single markers of a range; with `chosen`, only markers of these engines."""
     launches = {(each.engine, each.launch): each for each in (*reader.launches(), *resolver.launches.values())}
     every = [
         *of_launches(launches.values(), resolver.engines, since_ns=since_ns, until_ns=until_ns),

@@ -1,5 +1,5 @@
-"""The outcomes of requests, the states of engines and the impact of findings, as answers of the api have them, and requests
-filtered by their outcome. `liveness/` has the rules; no store knows an outcome, since it depends on the engine's state."""
+"""Outcomes of requests, states of engines and the impact of findings for API answers, and filtering of requests by outcome.
+`liveness/` has the rules; stores do not hold outcomes, since these depend on the engine's state."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.request_rows import StoredRequest
 
 _OF_ENGINE = ("service", "model")
-"""What a request says of its engine."""
+"""The fields of a request that describe its engine."""
 
 
 class OutcomeResolver:
-    """The states of engines at one moment, and the outcomes of requests and the impact of findings that follow from them: for
-    one answer.
+    """The states of engines at one moment, and the outcomes of requests and the impact of findings that follow from them.
+    Used for one answer.
 
     Attributes:
-        engines: each engine's `name`, its description, and how many of its requests are `open`, as the store has them.
-        launches: each engine's last launch, as it is now.
-        known: which findings are known.
+        engines: each engine's `name`, its description, and its number of `open` requests, from the store.
+        launches: each engine's last launch in its current state.
+        known: the known findings.
     """
 
     def __init__(self, process: Live, reader: Reader) -> None:
@@ -53,7 +53,7 @@ class OutcomeResolver:
         self.known = KnownFindings(process.known_findings.content, self.engines, at_ns=now_ns)
 
     def name(self, engine: str) -> str:
-        """An engine's name for people."""
+        """An engine's display name."""
         return str(self.engines[engine]["name"]) if engine in self.engines else engine
 
     def state(self, engine: str) -> EngineState:
@@ -73,7 +73,7 @@ class OutcomeResolver:
         }
 
     def about(self, request: StoredRequest) -> dict[str, Any]:
-        """What an answer adds to the JSON of a request: its outcome, and what its engine is."""
+        """Fields that an answer adds to the JSON of a request: its outcome and its engine's description."""
         engine = self.engines.get(request.engine, {})
         return {
             "engine_name": self.name(request.engine),
@@ -82,7 +82,7 @@ class OutcomeResolver:
         }
 
     def findings(self, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Findings with their impact, why they are known, if they are, and what their engine is."""
+        """Findings with their impact, the reason if they are known, and their engine's description."""
         return [
             {
                 **finding,
@@ -94,7 +94,7 @@ class OutcomeResolver:
         ]
 
     def impacts(self, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Findings with what they `did`."""
+        """Findings with their impact (`did`)."""
         requests = {(finding["engine"], finding["request"]) for finding in findings if finding["request"]}
         known = self._reader.outcomes(requests) if requests else {}
         outcomes = {key: self.outcome_of(key[0], *about) for key, about in known.items()}
@@ -115,7 +115,7 @@ class OutcomeResolver:
         ]
 
     def outcome_counts(self, *, since_ns: int, before_ns: int, engines: Sequence[str] | None) -> dict[str, int]:
-        """How many requests that began at or after `since_ns` and before `before_ns` have each outcome."""
+        """The number of requests by outcome, among those that began at or after `since_ns` and before `before_ns`."""
         counts = dict.fromkeys(map(str, Outcome), 0)
         for engine, ending, count in self._reader.endings(
             Selection(since_ns=since_ns, before_ns=before_ns, engines=engines)
@@ -124,7 +124,7 @@ class OutcomeResolver:
         return counts
 
     def condition(self, outcome: Outcome) -> Condition:
-        """What requests with this outcome meet in a store, which knows their endings."""
+        """The store's conditions for requests with this outcome: a store knows how requests ended."""
         meant = (
             f"{engine} {ending}"
             for engine in self.engines
@@ -139,6 +139,6 @@ class OutcomeResolver:
 
 
 def deaths(launches: Iterable[Launch]) -> list[dict[str, Any]]:
-    """The deaths among launches, as JSON-ready data."""
+    """The launches that died, as JSON-ready data."""
     died = sorted((each for each in launches if each.state is EngineState.DIED), key=lambda each: each.ended_ns or 0)
     return [{"engine": d.engine, "at_ns": d.ended_ns, "ended_by": d.ended_by, "lost": d.lost} for d in died]

@@ -1,5 +1,4 @@
-"""What the api shows of the process that it runs in, besides what is stored: the state of a sidecar, or that of
-a process over a fleet of them."""
+"""State of the API's own process, besides stored data: a sidecar, or a process that serves a fleet of sidecars."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.handoffs import heard_of
 
 _REPORTS = (EngineState.RUNNING, EngineState.NOT_OBSERVED)
-"""The states in which sidecars note an engine that still reports."""
+"""States that sidecars record for an engine that still reports."""
 
 
 class FleetProcess:
-    """The state of a process that receives nothing itself, and shows what the sidecars of a fleet have stored."""
+    """The state of a process that receives no spans itself, and shows the data that the sidecars of a fleet stored."""
 
     def __init__(
         self, reader: ClickHouseReader, errors: InternalErrors, known_findings: KnownFindingsFile | None = None
@@ -59,4 +58,4 @@ class FleetProcess:
 
 
 Live = Pipeline | FleetProcess
-"""The process whose state the api shows."""
+"""The process of which the API shows the state."""

@@ -1,4 +1,4 @@
-"""API routes about a range of time: its findings, what the offload did in it, and whether something is wrong.
+"""API routes about a time range: its findings, the effect of the offload, and whether something is wrong.
 
 An answer grows with the resolution of the range, not with the size of the store.
 """
@@ -33,9 +33,9 @@ from kvtrail.tracer.store import FindingFilter, damage
 from kvtrail.tracer.store.reader import Reader
 
 MAX_STRETCHES = 60
-"""The most stretches of time that make up a trend."""
+"""Maximum number of intervals in a trend."""
 Order = Literal["latest", "oldest"]
-"""The order of findings, by when they were last seen."""
+"""The order of findings, by the time at which they were last seen."""
 
 
 class FindingsTrend(BaseModel):
@@ -45,51 +45,51 @@ class FindingsTrend(BaseModel):
     until_ns: int
     step_ns: int
     counts: list[dict[str, Any]]
-    """For each `rule`, `severity` and stretch that begins at `at_ns`: the number of `findings` last seen in it."""
+    """For each `rule`, `severity` and interval that begins at `at_ns`: the number of `findings` last seen in it."""
 
 
 class SavingsReport(BaseModel):
-    """What the offload did in a range of time. `detect.savings.Savings` explains the numbers of each part."""
+    """The effect of the offload in a time range. `detect.savings.Savings` explains the numbers of each part."""
 
     since_ns: int
     until_ns: int
     step_s: int
-    """Length of one stretch of the trend, in seconds. Ranges are made of whole minutes, or of whole hours if they are
-    longer than six hours."""
+    """Length of one interval of the trend, in seconds. Ranges consist of whole minutes, or of whole hours if they are longer
+    than six hours."""
     worth: Savings
     by_place: list[dict[str, Any]]
     """By `engine` and `connector`: their `worth`."""
     by_tenant: dict[str, dict[str, int]]
-    """Tokens by cause, for each tenant: the identity of its requests (their cache salt and adapter, as a digest); `plain`
-    are those without. Empty where all are plain, or none is known."""
+    """Tokens by cause, for each tenant: a digest of the cache salt and adapter of its requests, or `plain` for requests
+    without both. Empty if all are plain, or no tenant is known."""
     by_group: dict[str, dict[str, int]]
-    """Tokens by cause, for each KV cache group that had lost its part of them, or never had it: its number and kind, as in
-    `1:sliding_window`. Empty where no model has several groups."""
+    """Tokens by cause, for each KV cache group that lost or never had their KV: its number and kind, as in
+    `1:sliding_window`. Empty if no model has several groups."""
     trend: list[dict[str, Any]]
-    """By stretch, which begins at `at_ns`: its `worth`. Stretches in which nothing happened are absent."""
+    """By interval, which begins at `at_ns`: its `worth`. Intervals without events are absent."""
     memory: list[MemoryCurve]
-    """What memory would have bought, by engine and connector."""
+    """The estimated hit rate at other store sizes, by engine and connector."""
     choices: dict[str, list[str]]
     """The `engines`, `connectors` and `models` of the range, among the chosen engines."""
     engine_names: dict[str, str] = {}
-    """Those engines' names for people, by id."""
+    """The display names of these engines, by id."""
     tenant_names: dict[str, str] = {}
-    """The names of those tenants that have one (`kvtrail serve --tenants`), by digest."""
+    """The names of these tenants, by digest, if they have one (`kvtrail serve --tenants`)."""
 
 
 class Status(BaseModel):
-    """Whether something is wrong in a range of time, and what."""
+    """What is wrong in a time range."""
 
     since_ns: int
     until_ns: int
     statements: list[Statement]
-    """Worst first. If nothing is wrong, one that says so, with the level `calm`."""
+    """Worst first. If nothing is wrong, one statement that says so, with the level `calm`."""
     rules: list[RuleSummary]
-    """Those with findings: first those that did harm, then by what they can do."""
+    """Rules with findings: first rules with harmful findings, then by severity."""
     outcomes: dict[str, int]
-    """The requests that began in the range, by outcome: all of them."""
+    """The number of all requests that began in the range, by outcome."""
     minutes: float
-    """From the first admission in the range, by its minute, to the range's end: rates are by these minutes."""
+    """Minutes from the first admission in the range to the range's end: rates are per these minutes."""
 
 
 def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNames) -> None:
@@ -194,7 +194,7 @@ def savings_report(
 ) -> SavingsReport:
     """The report on the rows of a range. An empty connector means all of them."""
     every = list(rows)
-    rates = prefill_rates(every)  # an engine's own rate, whichever of its connectors is chosen
+    rates = prefill_rates(every)  # an engine's own rate, whichever connector is selected
     chosen = [row for row in every if connector in ("", row.connector)]
 
     def parts(key: Callable[[SavingsRow], Any]) -> list[tuple[Any, Savings]]:
@@ -230,7 +230,7 @@ def savings_report(
 
 
 def _missing(process: Live, chosen: list[str] | None, range_: Range) -> Counter[str]:
-    """Events that did not arrive, by engine; those that may still come are left out."""
+    """Lost events by engine; events that may still arrive do not count."""
     missing: Counter[str] = Counter()
     until_ns = range_.until_ns - GRACE_NS
     for recorder in process.recorders.values():

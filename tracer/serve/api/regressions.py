@@ -1,8 +1,8 @@
-"""What is worse than it was, or than elsewhere, in sentences: hit rates that fell, prefill that rose, and engines that hit
-nothing where others do. Pure.
+"""Statements about regressions: hit rates that fell, prefill that rose, and engines without hits while their peers have hits.
+Pure.
 
-A change is looked for over all engines, and in each engine. Its sentence has the numbers that it rests on, from before and
-after, and what happened to an engine just then.
+Changes are detected over all engines, and in each engine. A statement has the numbers before and after the change, and an
+event of an engine at that time.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from kvtrail.tracer.savings.minute_sums import SavingsRow
 from kvtrail.tracer.serve.api.status import Level, Place, Range, Statement
 
 ENOUGH_TOKENS = 10_000
-"""Tokens that must have been asked for before and after, before a share counts as changed."""
+"""Minimum number of requested tokens, both before and after, for a share to count as changed."""
 FALL, FELL_BY = 2.0, 0.1
-"""A hit rate has fallen if it was more than `FALL` times what it is, and at least `FELL_BY` above it."""
+"""A hit rate has fallen if its old value is more than `FALL` times the new one, and at least `FELL_BY` above it."""
 RISE, ROSE_BY = 1.5, 0.2
-"""The computed share of the tokens asked for has risen if it is more than `RISE` times what it was, and more than `ROSE_BY`
-above it: the definition of the alert KvtrailPrefillJump, too."""
+"""The computed share of the requested tokens has risen if it is more than `RISE` times the old value, and more than `ROSE_BY`
+above it. The alert KvtrailPrefillJump has the same definition."""
 NONE_OF = 0.1
-"""An engine hits next to nothing if its hit rate is less than this share of that of the others."""
+"""An engine has almost no hits if its hit rate is less than this share of its peers' hit rate."""
 MOSTLY_NEW = 0.9
-"""Where this share of what an engine computed was new to it, no hit was possible."""
+"""If this share of an engine's computed tokens was new to it, no hit was possible."""
 LEAST_MINUTES = 5
-"""Models that are served later than this after the first row are left out of the sums of all engines."""
+"""Models that appear later than this after the first row are left out of the sums of all engines."""
 BY_CHANCE = 3.0
-"""A change of at most so many standard errors can be chance, where few requests show it: the best of many moments counts."""
+"""With few requests, a change of at most this many standard errors can be chance, since the best of many moments is
+chosen."""
 _BRIEFLY = {MarkerKind.DEATH: "died", MarkerKind.CONTACT_LOST: "lost contact", MarkerKind.END: "ended"}
-"""What is named with a change, in a few words where the marker's own text is long."""
+"""Short texts for markers that are named with a change, if the marker's own text is long."""
 
 
 class Sums(NamedTuple):
-    """Sums of admitted requests: their number, and their tokens: all that were asked for, those from vLLM's own cache, and
-    those from the connector."""
+    """Sums of admitted requests: their number, and their tokens: all requested tokens, tokens from vLLM's own cache, and
+    tokens from the connector."""
 
     admissions: int
     asked: int
@@ -61,7 +62,7 @@ class Sums(NamedTuple):
 
     @property
     def computed_share(self) -> float:
-        """The tokens that were to be computed, as a share of those asked for."""
+        """The tokens to be computed, as a share of the requested tokens."""
         return max(0, self.wanted - self.taken) / self.asked if self.asked else 0.0
 
 
@@ -82,12 +83,12 @@ def of_sums(
     models: Mapping[str, str],
     step_s: int,
 ) -> list[Statement]:
-    """Statements about the sums of a range: what changed over all engines, or else of single ones.
+    """Statements about the sums of a range: changes over all engines, or else changes of single engines.
 
     Args:
-        markers: what happened in the range.
+        markers: the markers of the range.
         models: the engines' models, by id.
-        step_s: how long a row is, in seconds.
+        step_s: the length of a row, in seconds.
     """
     by_engine: dict[str, list[SavingsRow]] = {}
     for row in rows:
@@ -110,13 +111,13 @@ def of_sums(
             statements.append(
                 Statement(kind=worse.kind, level=Level.WARNING, text=text, at_ns=at_ns, page="overview", query=query)
             )
-        if changed:  # a token that is no hit is computed: one change needs one sentence
+        if changed:  # a token that is not a hit is computed: one change needs only one sentence
             break
     return statements
 
 
 def _event(found: Sequence[Marker], range_: Range, place: Place) -> str:
-    """What happened at a change, in words; empty if nothing is known to have."""
+    """The event at the time of a change, in words; empty if none is known."""
     if not found:
         return ""
     best = found[0]
@@ -124,8 +125,8 @@ def _event(found: Sequence[Marker], range_: Range, place: Place) -> str:
 
 
 def _since_the_beginning(rows: Sequence[SavingsRow], models: Mapping[str, str]) -> list[SavingsRow]:
-    """The rows of the models that were served as the first row began. The first engine of a service begins with an empty
-    cache: it changes the sums, though nothing has changed."""
+    """The rows of the models that were served when the first row began. The first engine of a new service begins with an
+    empty cache and would change the sums."""
     first: dict[str | None, int] = {}
     for row in rows:
         model = models.get(row.engine)
@@ -135,7 +136,7 @@ def _since_the_beginning(rows: Sequence[SavingsRow], models: Mapping[str, str]) 
 
 
 def _splits(rows: Iterable[SavingsRow]) -> Iterator[Split]:
-    """The sums before and after each moment at which a row begins, where enough was asked for on both sides."""
+    """The sums before and after the begin of each row, if enough tokens were requested on both sides."""
     stretches: dict[int, Counter[str]] = {}
     whole: Counter[str] = Counter()
     for row in rows:
@@ -152,7 +153,7 @@ def _splits(rows: Iterable[SavingsRow]) -> Iterator[Split]:
 
 
 def _is_chance(split: Split, before: float, after: float) -> bool:
-    """Whether a share can have changed by chance: as if each admission had all of it or nothing."""
+    """Whether a share may have changed by chance. Each admission is assumed to have all of the share or nothing."""
     numbers = split.before.admissions, split.after.admissions
     if not all(numbers):
         return False
@@ -164,10 +165,10 @@ class _Worse(NamedTuple):
     """A change for the worse of a share of tokens.
 
     Attributes:
-        kind: that of its statement.
-        share: the share, of some sums.
-        is_one: whether it is such a change from the one share to the other.
-        words: the beginning of its sentence, with places for an engine and both shares.
+        kind: the kind of its statement.
+        share: computes the share from sums.
+        is_one: whether two shares, before and after, are such a change.
+        words: the beginning of its sentence, with placeholders for an engine and both shares.
     """
 
     kind: str
@@ -200,8 +201,8 @@ _PREFILL_ROSE = _Worse(
 
 
 def without_hits(rows: Iterable[SavingsRow], place: Place, models: Mapping[str, str]) -> list[Statement]:
-    """Engines that hit next to nothing, where others with the same model and connector do. Where nobody stores, as between
-    engines that hand over, one of them has no hits by design."""
+    """Engines with almost no hits, while others with the same model and connector have hits. If no engine stores, as with
+    hand-offs, one side has no hits by design."""
     peers: dict[tuple[str, str | None], dict[str, Counter[str]]] = {}
     for row in rows:
         engines = peers.setdefault((row.connector, models.get(row.engine)), {})
@@ -239,7 +240,7 @@ def _sums(measures: Counter[str]) -> Sums:
 
 
 def _had_to(measures: Counter[str]) -> bool:
-    """Whether nearly everything that an engine computed could not have been a hit."""
+    """Whether almost none of an engine's computed tokens could have been a hit."""
     causes = Counter[str]()
     for name, tokens in causes_of(measures).items():
         if (cause := name.partition(":")[0]) not in REUSED:

@@ -30,15 +30,15 @@ from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.request_rows import StoredRequest
 
 MAX_FINDINGS = 1000
-"""Findings of one request that are shown."""
+"""Maximum number of findings shown for one request."""
 MAX_IN_TIME = 4
-"""Hand-offs of one request that are shown in time, with the request on the other side."""
+"""Maximum number of hand-offs of one request that are shown on a time axis, with the request on the other side."""
 MAX_CANDIDATES = 250
-"""How many requests before and after one the similar ones are chosen from."""
+"""Number of requests before and after a request from which similar requests are chosen."""
 MAX_SPANS = 20_000
-"""Spans of other requests, beyond which only those that findings name are added."""
+"""Maximum number of spans of other requests; beyond it only spans that findings name are added."""
 MAX_NAMED = 100
-"""Spans that the findings of a request name and that are looked for elsewhere, and requests that these may belong to."""
+"""Maximum number of spans named by a request's findings that are looked up in other requests, and of these requests."""
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
@@ -59,14 +59,14 @@ class TimelineStep(BaseModel):
     error: str | None = None
     """The exception of a call that raised, or the error of a foreign span."""
     numbers: dict[str, Any]
-    """The numbers of the event, or the attributes of a foreign span."""
+    """The event's values, or the attributes of a foreign span."""
     account: dict[str, Any] | None = None
     """The request's account after the event; None for a foreign span."""
 
 
 class HandoffLink(BaseModel):
-    """A hand-off of a request: whether it gives or takes it, its keys, and the request on the other side, by its engine; None
-    where that is not known. Then `unknown` says why the pair is not judged. Times are those of the engine that gives."""
+    """A hand-off of a request: its side, its keys, and the engine and request on the other side, or None if they are unknown.
+    Then `unknown` says why the pair is not judged. Times are by the clock of the engine that gives."""
 
     side: str
     keys: list[str]
@@ -75,27 +75,27 @@ class HandoffLink(BaseModel):
     request: str | None = None
     unknown: str | None = None
     takers: int = 0
-    """How many requests are known to take it."""
+    """The number of requests that are known to take it."""
     kept_from_ns: int | None = None
-    """The blocks are kept from the end of the request that gives; None where its events are not here."""
+    """Start of the time in which the blocks are kept: the end of the request that gives; None if its events are not here."""
     kept_to_ns: int | None = None
-    """Until they are given back; None as long as they are not."""
+    """When the blocks were freed; None while they are kept."""
     gone_ns: int | None = None
-    """When the engine that kept them ended, if they had not been given back by then."""
+    """When the engine that kept them ended, if it had not freed them."""
     expired: bool = False
-    """They were given back since the lease had run out."""
+    """The blocks were freed because the lease had expired."""
     read_ns: int | None = None
-    """When a reader reported that it had read them."""
+    """When a reader reported that it had read the blocks."""
     ahead_least_ns: int | None = None
     ahead_most_ns: int | None = None
-    """By how much the clock of the engine that takes is ahead of that of the one that gives, as far as messages show."""
+    """The offset of the taking engine's clock from the giving engine's clock, as bounded by messages."""
     ahead_ns: int = 0
-    """What a picture of both may take it to be."""
+    """The offset that a chart of both engines should use."""
 
 
 class Timeline(BaseModel):
     """A request's current account, its steps in order, its hand-offs to or from other engines, and its findings. `outcome` is
-    one of `kvtrail.tracer.liveness.request_outcome.Outcome`, and `reason` vLLM's own."""
+    one of `kvtrail.tracer.liveness.request_outcome.Outcome`, and `reason` is vLLM's finish reason."""
 
     request: dict[str, Any]
     steps: list[TimelineStep]
@@ -104,8 +104,8 @@ class Timeline(BaseModel):
     missing: int
     """Events of this request that have not arrived, by the gaps in their numbers."""
     groups: list[dict[str, Any]] = []
-    """The KV cache groups that its engine declared, in order, each with its `kind` and what else is known of it; empty with
-    one group of full attention."""
+    """The KV cache groups that its engine declared, in order, each with its `kind` and other known properties; empty if there
+    is only one group of full attention."""
 
 
 def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
@@ -183,7 +183,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         own, findings = reader.spans_of(account), findings_of(account)
         part = part_about(reader, account, findings, own)
         lines = f"{otlp_json.spans_to_json_line(part)}\n"
-        # The id is the caller's own text, and few characters of it are safe in a header.
+        # The id is the caller's text, and only some of its characters are safe in a header.
         name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in account["request"])
         headers = {"content-disposition": f'attachment; filename="{name}.jsonl"'}
         return Response(lines, media_type="application/x-ndjson", headers=headers)
@@ -192,8 +192,8 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
 def similar_requests(
     reader: Reader, one: StoredRequest, *, engines: Sequence[str] | None, limit: int
 ) -> list[StoredRequest]:
-    """The requests that one would be compared with among those of `engines`: near in time and about as long, the most
-    similar first."""
+    """The requests of `engines` that are worth comparing with a request: near in time and of similar length, the most similar
+    first."""
     account = one.account()
     before = reader.requests(engines=engines, before_ns=account["started_ns"] + 1, limit=MAX_CANDIDATES)
     after = reader.requests(engines=engines, since_ns=account["started_ns"] + 1, limit=MAX_CANDIDATES)
@@ -202,7 +202,8 @@ def similar_requests(
 
 
 def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """How different two requests are: twice the prompt, ten times as far away, and another engine each count as 1."""
+    """The distance of two requests: a prompt twice as long, ten times the distance in time, and another engine each count as
+    1."""
     apart_s: float = abs(one["started_ns"] - other["started_ns"]) / 1e9
     length, others = (account["prompt"] or account["total"] for account in (one, other))
     longer: float = abs(math.log2(length / others)) if length and others else 1.0
@@ -232,7 +233,7 @@ def timeline(account: dict[str, Any], spans: Sequence[Span], findings: list[dict
 
 
 def handoffs_of(events: Iterable[Event | None], known: HandOffs) -> list[HandoffLink]:
-    """The hand-offs among a request's events, each with every request that is known to be on its other side."""
+    """The hand-offs among a request's events, each with all known requests on its other side."""
     links = []
     for event in events:
         if isinstance(event, Handoff):
@@ -246,7 +247,7 @@ def handoffs_of(events: Iterable[Event | None], known: HandOffs) -> list[Handoff
 
 
 def in_time(links: list[HandoffLink], own: Sequence[Event | None], reader: Reader) -> list[HandoffLink]:
-    """The first of a request's hand-offs with what both engines say of them in time; `own` are the request's events."""
+    """The first of a request's hand-offs with the timed events of both engines; `own` are the request's events."""
     names = reader.names()
     events = [event for event in own if event is not None]
     for link in links[:MAX_IN_TIME]:
@@ -264,7 +265,7 @@ def in_time(links: list[HandoffLink], own: Sequence[Event | None], reader: Reade
 
 
 def missing_of(events: Iterable[Event | None]) -> int:
-    """How many events of a request are missing, by the gaps in the numbers of those that there are."""
+    """The number of missing events of a request, from the gaps in the event numbers."""
     numbers: dict[str, set[int]] = {}
     for event in events:
         if event is not None:
@@ -275,7 +276,7 @@ def missing_of(events: Iterable[Event | None]) -> int:
 def _step(span: Span, event: Event | None, account: Account) -> TimelineStep:
     step = TimelineStep(
         **{name: getattr(span, name) for name in ("name", "span_id", "start_ns", "end_ns")},
-        # The status of a root is how its request ended, and no call that raised.
+        # The status of a root span tells how its request ended, not that a call raised.
         error=span.error if event is None else event.error,
         service=str(span.resource.get("service.name", "")),
         foreign=event is None,
@@ -298,8 +299,8 @@ def part_about(
 
 
 def _evidence(reader: Reader, account: StoredRequest, findings: Iterable[Finding], spans: Sequence[Span]) -> list[Span]:
-    """What findings rest on besides the `spans` of their request: the spans that they name, and all of the requests that
-    these are of, since an account with holes decides nothing."""
+    """The evidence of findings besides the `spans` of their request: the spans that they name, and all spans of the requests
+    of these, since an incomplete account decides nothing."""
     own = {(span.trace_id, span.span_id) for span in spans}
     named = {(witness.trace_id, witness.span_id): None for finding in findings for witness in finding.witness}
     elsewhere = [each for each in named if each not in own][:MAX_NAMED]

@@ -46,9 +46,9 @@ from kvtrail.tracer.store.reader import Reader
 
 UNAVAILABLE = 503
 SPAN = ("trace_id", "span_id", "parent_id", "name", "start_ns", "end_ns", "scope", "error", "attributes")
-"""What the api has of a span."""
+"""The fields of a span in the API."""
 MAX_ROWS = 500
-"""How many of the known recorders, engines and pairs, and of what is kept, are named."""
+"""Maximum number of recorders, engines, pairs and kept hand-offs in an answer."""
 
 
 class Health(BaseModel):
@@ -57,7 +57,7 @@ class Health(BaseModel):
     status: str
     """`ok`, or why nothing can be stored."""
     damage: str | None
-    """How many rows of the store were met that cannot be read, and what to do; None if none was."""
+    """The number of unreadable rows found in the store, and what to do; None if there are none."""
     version: str
     started_ns: int
     last_received_ns: int | None
@@ -66,44 +66,44 @@ class Health(BaseModel):
     events_missing: int
     """Declared missing: they did not arrive within the grace period."""
     spans_behind: int
-    """Stored and not judged: after a start, until the requests that were open are read back."""
+    """Spans that are stored and not yet judged: after a start, until the open requests are read back."""
     spool: dict[str, Any] | None
-    """What waits to be sent to ClickHouse: its `status` (`ok`, or why nothing is taken there), how many `batches` and
-    compressed `bytes` wait, the oldest since `oldest_ns`, and what was dropped as there was no room: `dropped_batches`,
-    `dropped_spans`. None if nothing is sent there."""
+    """The outbox of ClickHouse: its `status` (`ok`, or why ClickHouse accepts nothing), the number of waiting `batches` and
+    compressed `bytes`, the time of the oldest (`oldest_ns`), and the data dropped because it was full: `dropped_batches`,
+    `dropped_spans`. None if nothing is sent to ClickHouse."""
     known_findings: str | None
-    """Of the file of known findings: `ok`, or why it is not used as it is now. None if there is no file."""
+    """State of the file of known findings: `ok`, or why its current content is not used. None if there is no file."""
     recorders: list[dict[str, Any]]
     """Each recorder's `engine`, its name for people (`engine_name`), model, status (`running`, `silent`, `terminated` or
     `closed`), events received, dropped (as it reports) and missing (by sequence numbers), and the bytes of host memory
-    that its connector holds and may hold on each worker (`held_bytes`, `memory_limit`); if there are very many, those that
-    lost events, then the latest."""
+    that its connector holds and may hold on each worker (`held_bytes`, `memory_limit`); if there are very many, recorders
+    that lost events come first, then the latest."""
 
 
 class Fleet(BaseModel):
-    """The engines and how completely their events arrive."""
+    """The engines, and the completeness of their events."""
 
     tracer: dict[str, Any]
     """`version`, `started_ns`, `last_received_ns`, `spans_stored` since then, `events_missing`, `open` requests."""
     engines: list[dict[str, Any]]
     """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`,
-    the recorder's version (`kvtrail`), `open` requests, `recorders`, and how it is: its `state` (one of
-    `kvtrail.tracer.liveness.engine.EngineState`), and once it has ended when (`ended_ns`), the exception (`ended_by`), with
-    how many requests open (`lost`), and the finding that came last before its death (`cause`). An engine without recorders
-    has not reported lately, or another process receives its spans. If there are very many, those with recorders, then the
-    latest."""
+    the recorder's version (`kvtrail`), `open` requests, `recorders`, its `state` (one of
+    `kvtrail.tracer.liveness.engine.EngineState`), and once it has ended its end (`ended_ns`), the exception (`ended_by`), the
+    number of open requests (`lost`), and the last finding before its death (`cause`). An engine without recorders has not
+    reported lately, or another process receives its spans. If there are very many, engines with recorders come first, then
+    the latest."""
     known: int
-    """How many engines there are."""
+    """The number of engines."""
     pairs: list[dict[str, Any]]
-    """What engines hand over to each other, since this tracer started: the engine that gives (`giver`) and the one that takes
-    (`taker`, null where no request takes), each with its name (`giver_name`, `taker_name`), `handoffs`, their `tokens`, how
-    many ended so by `outcome` (`kvtrail.tracer.ledger.handoff_sums.Outcome`), the mean time from the arrival of a request
-    that takes to the end of its load (`mean_wait_ns`, null where none has loaded)."""
+    """Hand-offs between engines since this tracer started: the engine that gives (`giver`) and the engine that takes
+    (`taker`, null if no request takes), each with its name (`giver_name`, `taker_name`), the number of `handoffs`, their
+    `tokens`, their number by `outcome` (`kvtrail.tracer.ledger.handoff_sums.Outcome`), and the mean time from the arrival of
+    a request that takes to the end of its load (`mean_wait_ns`, null if none has loaded)."""
     kept: list[dict[str, Any]]
-    """What each engine keeps for others now: `engine`, `engine_name`, the engine that takes (`taker`, `taker_name`), the
-    `state` (`kvtrail.tracer.detect.retained_blocks.KeptFor`), how many `handoffs`, their `tokens` and `blocks`, the age of
-    the oldest (`oldest_ns`), its `request`, and the blocks of the engine's pool (`pool_blocks`, null where that is not
-    known)."""
+    """Hand-offs that each engine keeps for others now: `engine`, `engine_name`, the engine that takes (`taker`,
+    `taker_name`), the `state` (`kvtrail.tracer.detect.retained_blocks.KeptFor`), the number of `handoffs`, their `tokens` and
+    `blocks`, the age of the oldest (`oldest_ns`), its `request`, and the blocks of the engine's pool (`pool_blocks`, null if
+    unknown)."""
 
 
 def application(
@@ -118,9 +118,9 @@ def application(
     tenants: TenantNames | None = None,
     limits: Limits = DEFAULTS,
 ) -> FastAPI:
-    """The ASGI application: API and metrics on one port, and OTLP where there is an `intake`. `allowed_hosts` are those
-    that may be asked for, by default all, `tokens` who may do what, and `tenants` how tenants are called."""
-    app = FastAPIOffline(  # its pages load nothing from anywhere else
+    """The ASGI application: API and metrics on one port, and OTLP if there is an `intake`. `allowed_hosts` are the accepted
+    host names, by default all; `tokens` grants roles, and `tenants` has the names of tenants."""
+    app = FastAPIOffline(  # its pages load nothing from other hosts
         redoc_url=None,
         title="kvtrail tracer",
         version=__version__,
@@ -149,7 +149,7 @@ def application(
     @app.exception_handler(OverflowError)
     @app.exception_handler(UnicodeError)
     def out_of_range(request: Request, error: Exception) -> JSONResponse:
-        """What somebody asks for is too large for the store, or no text: that is no error of kvtrail's."""
+        """A value in the query is too large for the store, or is not a text: an error of the client, not of kvtrail."""
         return JSONResponse({"detail": f"a value that was asked for is out of range: {error}"}, status_code=422)
 
     @app.exception_handler(Exception)
@@ -185,7 +185,8 @@ def _add_probes(app: FastAPI, process: Live) -> None:
 
     @app.get("/readyz", tags=["Probes"], summary="Whether it stores what it is sent: for a readiness probe")
     def readyz() -> JSONResponse:
-        # A damaged row costs one answer, and taking the traffic away would cost every span: it is reported, and no trouble.
+        # A damaged row affects one answer, but taking the sidecar out of service would lose every span: so it is only
+        # reported.
         trouble = process.trouble
         met = damage.sentence()
         body = {"status": trouble or "ok", **({} if met is None else {"damage": met})}
@@ -274,7 +275,7 @@ def _add_routes(api: APIRouter, process: Live, sender: OutboxSender | None, read
 def handed_over(
     process: Live, names: Mapping[str, str], chosen: Collection[str] | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """The `pairs` and what is `kept` of the chosen engines, the most first; None if all are chosen."""
+    """The `pairs` and `kept` hand-offs of the chosen engines, the most first; None chooses all."""
 
     def named(engine: str) -> str | None:
         return names.get(engine, engine) or None

@@ -1,5 +1,5 @@
-"""The findings of a range by rule: how many, in how many requests, what they did, since when, and which are known; for the
-first page and that of findings."""
+"""The findings of a range by rule: their number, requests, impact, first and last time, and known findings. The pages
+Overview and Findings show them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from kvtrail.tracer.store import FindingFilter
 from kvtrail.tracer.store.reader import Reader
 
 LOOKED_AT = 20_000
-"""Findings, the latest, for which it is asked what they did, and in how many requests they are."""
+"""Number of latest findings for which the impact and the number of requests are determined."""
 
 
 class FindingCounts(BaseModel):
-    """How many findings of a rule there are, and what they did."""
+    """The number of a rule's findings, and their impact."""
 
     findings: int
     """Last seen in the range."""
     looked_at: int
-    """Of these, the latest, for which it is known what they did: all of them, unless there are very many."""
+    """The latest of these findings, with known impact: all of them, unless there are very many."""
     requests: int
-    """In which those were found."""
+    """Number of requests with these findings."""
     healed: int
-    """Of those, how many the guard healed, each time."""
+    """Number of these findings that the guard healed every time."""
     harmed: int
-    """Of those, how many with a request that failed or was lost, or an engine that died of it."""
+    """Number of these findings whose request failed or was lost, or whose engine died of it."""
 
 
 class RuleSummary(FindingCounts):
@@ -44,15 +44,14 @@ class RuleSummary(FindingCounts):
     title: str
     severity: Severity
     not_known: FindingCounts
-    """Those that are not known."""
+    """Findings that are not known."""
     first_ns: int
     last_ns: int
     """When the rule's findings were first and last seen, over all time and whatever the range."""
 
 
 def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilter) -> list[RuleSummary]:
-    """The rules with findings that meet the filter, which is that of the range: first those that did harm, then by what they
-    can do."""
+    """The rules with findings that meet the range's filter: first rules with harmful findings, then by severity."""
     counts: Counter[str] = Counter()
     not_known: Counter[str] = Counter()
     severities: dict[str, str] = {}
@@ -90,7 +89,7 @@ _UNTIMED = {"first_ns": 0, "last_ns": 0}
 
 
 def _meeting(which: FindingFilter, sightings: Iterable[Sighting]) -> list[Sighting]:
-    """Those of the places that the filter is about."""
+    """The sightings that the filter selects."""
     only, but = (None if places is None else {*places} for places in (which.only, which.but))
     return [
         each
@@ -104,7 +103,7 @@ def _meeting(which: FindingFilter, sightings: Iterable[Sighting]) -> list[Sighti
 
 
 def _times(sightings: Iterable[Sighting]) -> dict[str, dict[str, int]]:
-    """By rule: when it was first and last seen."""
+    """When each rule was first and last seen."""
     by_rule: dict[str, list[Sighting]] = {}
     for each in sightings:
         by_rule.setdefault(each.place.rule, []).append(each)
@@ -115,7 +114,7 @@ def _times(sightings: Iterable[Sighting]) -> dict[str, dict[str, int]]:
 
 
 def _counts(findings: Sequence[Mapping[str, Any]], number: int) -> FindingCounts:
-    """Those that were looked at, of this number."""
+    """Counts of the examined findings, out of this number."""
     return FindingCounts(
         findings=number,
         looked_at=len(findings),
@@ -126,7 +125,7 @@ def _counts(findings: Sequence[Mapping[str, Any]], number: int) -> FindingCounts
 
 
 def by_weight(rules: Iterable[RuleSummary]) -> list[RuleSummary]:
-    """The rules: those first that did harm, then those that can do the worst; last those that are known as a whole."""
+    """Sort the rules: first rules with harmful findings, then by severity; last the rules with known findings only."""
 
     def weight(rule: RuleSummary) -> tuple[bool, bool, int, int, str]:
         loud = rule.not_known

@@ -19,13 +19,13 @@ from kvtrail.tracer.savings.sums import savings_of
 from kvtrail.tracer.serve.api.rule_summaries import FindingCounts, RuleSummary
 
 ENOUGH_WANTED = 10_000
-"""Tokens that must have been asked for beyond vLLM's cache, before a store's share of them is worth a sentence."""
+"""Minimum number of requested tokens beyond vLLM's cache for a statement about a store's share of them."""
 MAX_OF_A_KIND = 5
-"""Statements of one kind; the rest are only counted."""
+"""Maximum number of statements of one kind; the rest are only counted."""
 
 
 class Level(StrEnum):
-    """How bad what a statement says is, worst first."""
+    """The severity of a statement, worst first."""
 
     LOST = "lost"
     """Something is lost: requests, or an engine."""
@@ -34,7 +34,7 @@ class Level(StrEnum):
 
 
 class Statement(BaseModel):
-    """A sentence, and the page that says more."""
+    """A sentence, and a link to the page with details."""
 
     kind: str
     """`death`, `stop`, `silence`, `findings`, `hit-rate`, `prefill`, `no-hits`, `store`, `lost-spans`, `damage`, `known`,
@@ -47,12 +47,12 @@ class Statement(BaseModel):
     page: str
     """Of the dashboard."""
     query: dict[str, str] = {}
-    """What the page's address says, besides the range of time."""
+    """The query parameters of the page's URL, besides the time range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """A range of time, Unix nanoseconds, and the day on which its end lies: times of that day are written without it."""
+    """A time range in Unix nanoseconds, and the day of its end: times of that day are written without the date."""
 
     since_ns: int
     until_ns: int
@@ -64,11 +64,11 @@ class Range:
 
 
 Place = Callable[[str], str]
-"""An engine in words, by its id."""
+"""An engine's display name, by its id."""
 
 
 def of_launches(launches: Iterable[Launch], range_: Range, place: Place) -> list[Statement]:
-    """Statements about engines that have died, or that contact was lost with."""
+    """Statements about engines that died or stopped reporting."""
     deaths, stops, losses = [], [], []
     for launch in sorted(launches, key=lambda each: -(each.ended_ns or 0)):
         if launch.ended_ns is None or not range_.since_ns <= launch.ended_ns <= range_.until_ns:
@@ -87,7 +87,7 @@ def of_launches(launches: Iterable[Launch], range_: Range, place: Place) -> list
 
 
 def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
-    """A death, or a stop with open requests: a rollout stops engines too, so that is no more than a warning."""
+    """A death, or a stop with open requests. The latter is only a warning, because a rollout also stops engines."""
     is_stop, cause, at = launch.state is EngineState.DRAINED, launch.cause, range_.at(at_ns)
     how = f"was stopped at {at}" if is_stop else ended(launch.ended_by, at)
     why = f": {indefinite(cause.rule)}" if cause is not None else ""
@@ -105,7 +105,7 @@ def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement
 
 
 def _requests_of(launch: Launch, status: str) -> dict[str, Any]:
-    """Where a sentence about the end of an engine leads: to the requests that it took along, if there are any."""
+    """The link of a statement about the end of an engine: the requests that it lost, if there are any."""
     if not launch.lost:
         return {"page": "overview"}
     return {"page": "requests", "query": {"on": launch.engine, "status": status}}
@@ -156,12 +156,12 @@ def _did(of: FindingCounts) -> str:
 
 
 def known_of(rules: Iterable[RuleSummary]) -> int:
-    """How many findings are known."""
+    """The number of known findings."""
     return sum(rule.findings - rule.not_known.findings for rule in rules)
 
 
 def of_known(rules: Sequence[RuleSummary]) -> list[Statement]:
-    """A statement about the findings that are known: they are still there."""
+    """A statement about known findings, since they still occur."""
     some_are = [rule for rule in rules if known_of([rule])]
     if not some_are:
         return []
@@ -189,7 +189,7 @@ def of_lost_spans(missing: Mapping[str, int], place: Place) -> list[Statement]:
 
 
 def of_damage(sentence: str | None) -> list[Statement]:
-    """A statement about a store that cannot be read in places."""
+    """A statement about a store with unreadable rows."""
     if sentence is None:
         return []
     text = f"{sentence[0].upper()}{sentence[1:]}"
@@ -197,7 +197,7 @@ def of_damage(sentence: str | None) -> list[Statement]:
 
 
 def of_stores(rows: Sequence[SavingsRow], place: Place) -> list[Statement]:
-    """Statements about connectors whose store gave far less than one of another size would have: that is not well."""
+    """Statements about connectors with a store that supplied far less than a store of another size would have."""
     statements = []
     for curve in memory_curves(rows):
         own = [row for row in rows if (row.engine, row.connector) == (curve.engine, curve.connector)]
@@ -219,8 +219,8 @@ def of_stores(rows: Sequence[SavingsRow], place: Place) -> list[Statement]:
 
 
 def minutes(rows: Iterable[SavingsRow], range_: Range) -> float:
-    """From the first admission in the range to its end, at least one: an engine that was started a moment ago is not said to
-    have few requests a minute."""
+    """Minutes from the first admission in the range to its end, at least one, so that the request rate of an engine that has
+    just started is not too low."""
     first_s = min((row.at_s for row in rows if row.measures.get("admissions")), default=range_.until_ns // 10**9)
     return max(1.0, (range_.until_ns / 1e9 - max(first_s, range_.since_ns / 1e9)) / 60)
 
@@ -244,7 +244,7 @@ def well(rows: Sequence[SavingsRow], range_: Range, *, running: int, known: int 
 
 
 def worst_first(statements: Iterable[Statement]) -> list[Statement]:
-    """Statements in the order in which they are to be read."""
+    """Statements in the order of their severity."""
     levels = list(Level)
     return sorted(statements, key=lambda each: levels.index(each.level))
 

@@ -1,5 +1,4 @@
-"""API route about waste: what was computed although a cache had held it, by tenant and prefix, and by the
-requests that did."""
+"""API route about waste: tokens that were computed although a cache had held them, by tenant, prefix and request."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store.reader import Reader
 
 MOST_ROWS = 300_000
-"""Admissions and causes that an answer sums up: the latest of the range."""
+"""Maximum number of rows (admissions and causes) in an answer's sums: the latest of the range."""
 MOST_PREFIXES, MOST_REQUESTS, MOST_GROUPS = 25, 100, 10_000
 SHOWN_GROUPS = 50
 
@@ -36,18 +35,18 @@ class WasteReport(BaseModel):
     until_ns: int
     """The range, in whole minutes, or whole hours if it is longer than six hours, as in `/api/efficiency`."""
     covered_from_ns: int
-    """Later than `since_ns` where there were more than 300,000 rows: then only the latest are summed up."""
+    """Later than `since_ns` if there were more than 300,000 rows: then only the latest are included."""
     computed: int
-    """All computed tokens of the range and the chosen engines, for whatever cause, tenant or prefix."""
+    """All computed tokens of the range and the chosen engines, for any cause, tenant or prefix."""
     whole: dict[str, Any]
     by_tenant: list[dict[str, Any]]
-    """By `tenant`, with its `tenant_name`, null if it has none (`kvtrail serve --tenants`)."""
+    """By `tenant`, with its `tenant_name`, or null (`kvtrail serve --tenants`)."""
     by_prefix: list[dict[str, Any]]
     """The 25 most expensive prefixes: the hash of the first lost block (`prefix`), which begins at the token `start`."""
     requests: list[dict[str, Any]]
-    """The 100 requests that computed most again: `engine`, `request`, and the `prefix` that they lost."""
+    """The 100 requests that recomputed the most tokens: `engine`, `request`, and the `prefix` that they lost."""
     engine_names: dict[str, str]
-    """The engines' names for people, by id."""
+    """The engines' display names, by id."""
 
 
 def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
@@ -85,7 +84,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
 
         every = reader.wasted([By.ENGINE, By.TENANT], which, limit=MOST_GROUPS)
         of_tenants = listed(every, ["tenant"], lambda of: (of[1],))[:SHOWN_GROUPS]
-        # Prompts whose hashes are not known have a prefix without a name: it is left out.
+        # Prompts with unknown hashes have an unnamed prefix, which is left out.
         top = [name for each in reader.wasted([By.PREFIX], which, limit=MOST_PREFIXES + 1) if (name := each.of[0])]
         narrowed = replace(which, prefixes=top[:MOST_PREFIXES])
         prefixes = reader.wasted([By.ENGINE, By.PREFIX], narrowed, limit=MOST_GROUPS) if top else []

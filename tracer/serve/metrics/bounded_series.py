@@ -1,7 +1,7 @@
-"""A bounded number of time series: label values come from outside, so only a limited number of them get series of their own.
+"""A bounded number of time series: label values come from outside, so only a limited number of them get their own series.
 
-vLLM makes up a random engine id unless one is configured, so every restart may bring a new one. An engine that has been
-silent for long gives up its series, and another engine can have its place.
+vLLM generates a random engine id unless one is configured, so every restart may bring a new one. The series of an engine
+that has not reported for long are removed, which frees a slot for another engine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 OTHER = "other"
-"""The label that all further names share."""
+"""The label value that all further names share."""
 MAX_ENGINES = 64
 MAX_CONNECTORS = 32
 
@@ -35,11 +35,11 @@ class Series:
         return _label(name, self._connectors, MAX_CONNECTORS)
 
     def has(self, metric: Metric, engine: str, *labels: str) -> bool:
-        """Whether there is a series of an engine with these further labels."""
+        """Whether the engine has a series with these further labels."""
         return (metric, *labels) in self._by_engine.get(self._engine(engine), {})
 
     def at(self, metric: Metric, engine: str, *labels: str) -> Any:
-        """The series of an engine with these further labels, in the metric's order."""
+        """The engine's series with these further labels, in the metric's order."""
         known = self._by_engine.get(engine)
         if known is None:
             engine = self._engine(engine)
@@ -51,7 +51,7 @@ class Series:
         return series
 
     def has_own(self, engine: str) -> bool:
-        """Whether this engine has series of its own, or can have them now."""
+        """Whether this engine has its own series, or can get them now."""
         return self._engine(engine) == engine
 
     def remove(self, metric: Metric, engine: str, *labels: str) -> None:
@@ -60,7 +60,7 @@ class Series:
             metric.remove(engine, *labels)
 
     def retire(self, engine: str) -> None:
-        """Remove all series of an engine. Those that share `other` stay."""
+        """Remove all series of an engine. The shared series `other` stay."""
         for metric, *labels in self._by_engine.pop(engine, {}):
             metric.remove(engine, *labels)
         self._engines.discard(engine)
@@ -70,7 +70,7 @@ class Series:
 
 
 def _label(name: str, known: set[str], limit: int) -> str:
-    """The name itself while there is room for it among those known, or `other`."""
+    """The name itself if it is known or the limit is not reached, or else `other`."""
     if name not in known:
         if len(known) >= limit:
             return OTHER

@@ -1,7 +1,7 @@
 """Histograms of durations that are observed a batch at a time.
 
-They show what prometheus_client's `Histogram` shows. That one looks through its buckets, takes two locks and checks an
-exemplar for each value, which would be the largest part of what counting an event costs.
+They give the same output as prometheus_client's `Histogram`, which searches its buckets, takes two locks and checks an
+exemplar for each value: this would be the largest part of the cost of counting an event.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from prometheus_client.utils import floatToGoString
 TRACE_ID_LENGTH = 32
 
 Duration = tuple[int, str]
-"""Nanoseconds, and the id of the trace that they are from: the exemplar, where it is one."""
+"""Nanoseconds, and the id of their trace, which becomes the exemplar."""
 
 
 class DurationSeries:
-    """The durations that share all labels."""
+    """The durations with the same labels."""
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
         self._bounds_s = bounds_s
@@ -62,7 +62,7 @@ class DurationSeries:
 
 
 class Durations(Collector):
-    """A histogram in seconds. Its series are those that `labels` was asked for."""
+    """A histogram in seconds. It has the series that were requested with `labels`."""
 
     def __init__(
         self,

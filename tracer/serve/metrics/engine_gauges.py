@@ -69,11 +69,11 @@ GAUGES = {
     ),
     "pool_blocks": ("KV blocks of the engine's pool, as its recorder says.", ()),
 }
-"""By name: what a gauge shows, and its labels besides `engine`. Ages are by the engine's own clock: nothing of an engine that
-has stopped reporting ages."""
+"""By name: a gauge's help text, and its labels besides `engine`. Ages are by the engine's own clock, so they stop growing
+when the engine stops reporting."""
 KNOWN, NOT_KNOWN = "true", "false"
 _LATE_LOAD, _LATE_FREE = "stuck-load", "late-free"
-"""The rules with findings that are shown as long as what they found lasts."""
+"""The rules with findings that gauges show as long as the condition lasts."""
 Values = dict[tuple[str, ...], float]
 """The values of gauges by name and labels."""
 
@@ -86,20 +86,20 @@ _LABELS: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {
 
 
 def _zeros(*kinds: tuple[str, ...]) -> Values:
-    """Gauges with these labels, at 0; but for the pool, of which a recorder may not say how large it is."""
+    """Gauges with these labels, at 0; without the pool, since a recorder may not report its size."""
     names = {name: labels for name, (_, labels) in GAUGES.items() if labels in kinds and name != "pool_blocks"}
     return {(name, *each): 0.0 for name, labels in names.items() for each in _LABELS[labels]}
 
 
 @dataclass(slots=True)
 class EngineGauges:
-    """What the gauges of an engine show.
+    """The values of an engine's gauges.
 
     Attributes:
         engine: vLLM's engine id.
         info: values of the labels `INFO`.
         heard_ns: arrival of its latest span, by this machine's clock; Unix nanoseconds.
-        values: those that are known.
+        values: the known values.
     """
 
     engine: str
@@ -128,7 +128,7 @@ def engine_gauges(
     for recorder in recorders:
         state = states.setdefault(recorder.engine, EngineGauges(recorder.engine))
         state.heard_ns = max(state.heard_ns, recorder.heard_ns)
-        state.info = recorder.info  # of the one that was met last, as in the store
+        state.info = recorder.info  # the last recorder's, as in the store
         state.raise_to("engine_last_received_timestamp_seconds", state.heard_ns / 1e9)
         state.add("engine_recorders", recorder.contact in (Contact.RUNNING, Contact.LOST))
         state.add("events_outstanding", recorder.missing)

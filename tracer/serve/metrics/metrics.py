@@ -1,4 +1,4 @@
-"""What Prometheus sees: base units, `_total`, and few label values. No request id is ever a label.
+"""The Prometheus metrics: base units, `_total`, and few label values. No request id is ever a label.
 
 The registry is our own. vLLM may set `PROMETHEUS_MULTIPROC_DIR`; this process has no use for its multiprocess mode.
 """
@@ -52,31 +52,31 @@ from kvtrail.tracer.serve.metrics.durations import TRACE_ID_LENGTH, Duration, Du
 from kvtrail.tracer.serve.metrics.engine_gauges import GAUGES, KNOWN, NOT_KNOWN, EngineGauges
 from kvtrail.tracer.serve.outbox_sender import OutboxSender
 
-disable_created_metrics()  # a `_created` series beside every counter adds nothing that Prometheus does not know
+disable_created_metrics()  # Prometheus does not need the `_created` series of each counter
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
 TRANSFER_SECONDS = (1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 _LOST = frozenset(Lost)
 OUTCOMES = frozenset({"stopped", "length_capped", "aborted", "ignored", "error", "repetition", "unknown", CUT_OFF})
-"""vLLM's finish statuses, and the end of a request after its engine has ended. What a newer vLLM adds is `other`."""
+"""vLLM's finish statuses, and the end of a request after its engine has ended. Statuses of a newer vLLM are `other`."""
 UNSPECIFIED = "external_unspecified"
-"""vLLM's name for the source of tokens where the connector does not name one."""
+"""vLLM's name for the source of tokens if the connector does not name one."""
 SOURCES = frozenset({"device", "host", "p2p", "disk", UNSPECIFIED})
 """vLLM's names for where cached tokens come from."""
 TIERS = frozenset({"", GPU, STORE, *SOURCES})
-"""The caches that a cause can mean; others are counted as one."""
+"""Label values for the cache of a cause; others share one value."""
 MAX_TRANSFERS = 100_000
-"""Transfers that are timed at a time; beyond that the longest open one is not."""
+"""Maximum number of transfers that are timed at once; beyond that the one that has been open longest is dropped."""
 LOOKS = frozenset({"computed", "loaded", "admitted", "held"})
-"""Why blocks are looked at."""
+"""Reasons for which blocks are checked."""
 FIRST, RESUMED = "first", "resumed"
 _CONNECTOR = ("engine", "connector")
 _EPOCH = (*_CONNECTOR, "epoch")
 
 Checks = Mapping[tuple[str, Verdict], int]
-"""How often each rule, by its id, reached each verdict."""
+"""The number of verdicts, by rule id and verdict."""
 Reasons = Mapping[tuple[str, Unknown], int]
-"""How often each rule, by its id, could not decide, by the reason."""
+"""The number of undecided judgements, by rule id and reason."""
 
 WATCHED = {
     "requests_open": "Requests that have begun and not ended.",
@@ -396,7 +396,7 @@ class Metrics:
         )
         self._gauges = {name: gauge(name, text, ("engine", *labels)) for name, (text, labels) in GAUGES.items()}
 
-        # An alert sees no increase in a series that begins at 1.
+        # Prometheus sees no increase in a series that begins at 1.
         self._of_loads = self.load_tokens, self.load_bytes, self.load_seconds
         self._of_stores = self.store_tokens, self.store_bytes, self.store_seconds
         moved = (self.load_tokens, self.load_bytes, self.store_tokens, self.store_bytes)
@@ -422,8 +422,8 @@ class Metrics:
         Gauge(name, WATCHED[name], namespace="kvtrail", registry=self.registry).set_function(read)
 
     def count_rejected(self, transport: str, why: str) -> None:
-        """Count a request that was turned away: `busy`, `connections`, `too_large`, `slow`, `cut_off`, `malformed` or
-        `store` (nothing can be stored)."""
+        """Count a rejected request: `busy`, `connections`, `too_large`, `slow`, `cut_off`, `malformed` or `store` (nothing
+        can be stored)."""
         self._rejected.labels(transport, why).inc()
 
     def watch_checks(self, checks: Callable[[], Checks], reasons: Callable[[], Reasons]) -> None:
@@ -431,7 +431,7 @@ class Metrics:
         self.registry.register(_ChecksCollector(checks, reasons))
 
     def watch_spool(self, sender: OutboxSender) -> None:
-        """Add the metrics of what waits to be sent to ClickHouse, which are read when Prometheus scrapes."""
+        """Add the metrics of the ClickHouse outbox, which are read when Prometheus scrapes."""
         self.registry.register(_SpoolCollector(sender))
 
     def expose(self, accept: str) -> tuple[bytes, str]:
@@ -445,41 +445,40 @@ class Metrics:
         self._series.at(self.lag_seconds, engine).observe(max(0, stored_ns - oldest_ns) / 1e9)
 
     def count_lost(self, engine: str, *, missing: int = 0, dropped: int = 0, conflicting: int = 0) -> None:
-        """Count events that never arrived, that a recorder says it dropped, or with numbers that cannot be theirs."""
+        """Count events that never arrived, that a recorder reports as dropped, or that have impossible numbers."""
         self._series.at(self.events_missing, engine).inc(missing)
         self._series.at(self.events_dropped, engine).inc(dropped)
         self._series.at(self.events_conflicting, engine).inc(conflicting)
 
     def count_dropped_by(self, engine: str, why: str, events: int) -> None:
-        """Count events that a recorder says it dropped for this reason; one that only another version knows is `other`."""
+        """Count events that a recorder reports as dropped for this reason; a reason of another version is `other`."""
         reason = why if why in _LOST else OTHER
         self._series.at(self.events_dropped_by_reason, engine, reason).inc(events)
 
     def count_unknown(self, engine: str, *, what: str) -> None:
-        """Count a `span` or an `attribute` that only another version of kvtrail knows."""
+        """Count a `span` or an `attribute` of another version of kvtrail."""
         self._series.at(self.unfamiliar, engine, what).inc()
 
     def count_finding(self, finding: Finding, *, known: bool) -> None:
-        """Count a finding that is new, or of another severity than before, as it is at this moment: whatever is known later
-        moves it to no other series, since a counter never falls."""
+        """Count a finding that is new, or has a new severity, with its current labels: a later change does not move it to
+        another series, since a counter never falls."""
         connector = self._series.connector(finding.connector)
         label = KNOWN if known else NOT_KNOWN
         series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity, label)
         series.inc(1, _exemplar(finding.trace_id))
         of = finding.numbers
         if "owner_engine" in of:
-            # Its worker did not know them; what engines of equal caches have computed shows it.
+            # Its worker could not decide; results of engines with comparable caches do.
             self._series.at(self.blocks_checked, finding.engine, connector, of["look"], "wrong").inc(of["wrong"])
 
     def count_batch(
         self, events: Iterable[Event], facts: Iterable[Fact | Breakdown], handed_over: Iterable[HandedOver] = ()
     ) -> None:
-        """Count what the events of a batch report, its admissions, preemptions and waits, and the ends of hand-offs. Each
-        series is added to once, whatever the number of events: looking for it costs more than the sum. What fails is not
-        counted."""
+        """Count the events of a batch, its admissions, preemptions and waits, and the ends of hand-offs. Each series is
+        incremented once for all events: the lookup of a series costs more than the sum. Events that fail are not counted."""
         batch: defaultdict[tuple[str, str], _Counts] = defaultdict(_Counts)
         for event in events:
-            if event.connector:  # a recorder's heartbeat belongs to no connector
+            if event.connector:  # a recorder's heartbeat has no connector
                 counts, count = batch[event.engine, event.connector], _COUNT.get(event.kind)
                 try:
                     if event.error is not None:
@@ -521,7 +520,7 @@ class Metrics:
         for source, tokens in (tiers_of(alloc) or {UNSPECIFIED: alloc.allocated}).items():
             counts.add(self.hits, max(0, tokens), epoch, source if source in SOURCES else UNSPECIFIED)
         if lookup.matched is not None and not fact.others:
-            # The last token is computed in any case: there are no logits without it.
+            # The last token is always computed: vLLM needs its logits.
             usable = min(lookup.matched, lookup.total - 1)
             counts.add(self.recomputed, max(0, usable - lookup.computed - alloc.allocated), epoch)
 
@@ -536,7 +535,7 @@ class Metrics:
         tokens, bytes_, seconds = self._of_loads if isinstance(event, Load) else self._of_stores
         counts.add(tokens, event.count)
         counts.add(bytes_, event.bytes or 0)
-        if event.end_ns > event.start_ns:  # a log line has one moment only
+        if event.end_ns > event.start_ns:  # a log line has only one timestamp
             counts.time(seconds, event, event.end_ns - event.start_ns)
 
     def _count_plan(self, event: Plan, counts: _Counts) -> None:
@@ -555,7 +554,7 @@ class Metrics:
         for verdict, blocks in (("right", right), ("wrong", event.wrong), ("unknown", event.check_unknown)):
             counts.add(
                 self.blocks_checked, blocks, look, verdict
-            )  # also 0: an alert sees no increase in what begins at 1
+            )  # also 0: Prometheus sees no increase in a series that begins at 1
 
     def _count_received(self, event: Received, counts: _Counts) -> None:
         if event.failed:
@@ -590,14 +589,14 @@ class Metrics:
         self._series.at(self._info, engine, *info).set(1)
 
     def _begin_deaths(self, engine: str) -> None:
-        """Show that an engine has not died: an alert sees no increase in a series that begins at 1."""
+        """Show that an engine has not died: Prometheus sees no increase in a series that begins at 1."""
         for cause in LossCause:
             self._series.at(self.deaths, engine, cause).inc(0)
             self._series.at(self.lost_requests, engine, cause).inc(0)
 
     def count_launch(self, before: Launch | None, now: Launch) -> None:
-        """Count what a launch that has changed says of its engine: its death, the requests lost with it, and its silence. All
-        that was lost may be known only a while later."""
+        """Update the metrics of a launch that changed: its engine's death, lost requests, and lost contact. The full number
+        of lost requests may be known only later."""
         self._begin_deaths(now.engine)
         if now.loss is not None:
             is_known = before is not None and before.loss is now.loss
@@ -612,7 +611,7 @@ class Metrics:
             self._series.remove(self.lost_contact, now.engine)
 
     def mark(self, marker: Marker) -> None:
-        """Show when something happened."""
+        """Show the time of a marker."""
         self._series.at(self._marked, marker.engine, marker.kind).set(marker.at_ns / 1e9)
 
     def show(self, state: EngineGauges) -> None:
@@ -624,7 +623,7 @@ class Metrics:
             self._series.at(self._gauges[name], state.engine, *labels).set(value)
 
     def retire(self, engine: str) -> None:
-        """Remove the series of an engine that has been silent for long."""
+        """Remove the series of an engine that has not reported for long."""
         self._info_shown.pop(engine, None)
         self._series.retire(engine)
 
@@ -647,11 +646,11 @@ _COUNT: dict[str, Callable[..., None]] = {
 
 @dataclass(slots=True)
 class _Counts:
-    """What a batch says of one connector of an engine.
+    """Counts of a batch for one connector of an engine.
 
     Attributes:
-        sums: what is added to a counter, by the counter and its labels after engine and connector.
-        durations: by histogram and its labels, likewise.
+        sums: increments, by counter and its labels after engine and connector.
+        durations: durations, by histogram and its labels, likewise.
     """
 
     sums: defaultdict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
@@ -665,7 +664,7 @@ class _Counts:
 
 
 def _exemplar(trace_id: str) -> dict[str, str] | None:
-    """The exemplar that leads from a number to a trace; None if there is no trace id."""
+    """The exemplar that links a value to a trace; None if there is no trace id."""
     return {"trace_id": trace_id} if len(trace_id) == TRACE_ID_LENGTH else None
 
 

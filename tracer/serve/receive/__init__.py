@@ -1,1 +1,1 @@
-"""From a socket to an acknowledgement: receivers and their bounds, and the pipeline that judges and stores a batch."""
+"""Receivers with their limits, and the pipeline that judges, stores and acknowledges a batch."""

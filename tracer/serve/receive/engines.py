@@ -30,44 +30,44 @@ from kvtrail.tracer.serve.receive.receiving import MAX_RECORDERS, ReceivedReques
 logger = logging.getLogger("kvtrail")
 
 NOTE_ENGINE_NS = 60 * 10**9
-"""How often the store notes that an engine still reports."""
+"""Interval in which the store records that an engine still reports."""
 SHOW_SILENT_NS = 3600 * 10**9
-"""How long an engine that has stopped reporting stays in the metrics."""
+"""Time for which an engine that has stopped reporting stays in the metrics."""
 LONGEST_UNKNOWN = 100
-"""Characters of a name that is not known. Names come from outside, too."""
+"""Maximum length of an unknown name in characters. Names come from outside."""
 MAX_LOGGED = 1_000
-"""Kinds of malformed spans, and names that are not known, that are remembered; each is logged once."""
+"""Maximum number of remembered kinds of malformed spans and unknown names; each is logged once."""
 
 
 class Engines:
     """Counts stored requests by recorder, and watches the engines.
 
     Attributes:
-        recorders: those that report, or did lately.
+        recorders: recorders that report, or did lately.
         launches: the launches of engines.
-        kept: the hand-offs with blocks that engines keep, as the metrics were shown last.
+        kept: the hand-offs with kept blocks, as of the last metrics update.
     """
 
     def __init__(self, stored: Iterable[Launch], heard: Mapping[str, int], metrics: Metrics) -> None:
-        """`stored` are the launches as they were last written, and `heard` has when their engines last reported; Unix
+        """`stored` are the launches as last written, and `heard` the times at which their engines last reported, in Unix
         nanoseconds."""
         self.recorders = Recorders()
         self.launches = Launches(stored, heard, at_ns=time.monotonic_ns(), on_changes=self._count_launches)
         self.kept: list[RetainedHandoff] = []
         self._metrics = metrics
         self._noted: BoundedDict[str, int] = BoundedDict(MAX_RECORDERS)
-        """By recorder: when the store noted its engine."""
+        """By recorder: when its engine was last recorded in the store."""
         self._logged: set[tuple[str, str]] = set()
         self._lost: Counter[str] = Counter()
         self._shown: dict[str, EngineGauges] = {}
         """The engines in the metrics."""
 
     def running(self) -> set[str]:
-        """The engines that report; their open requests go on."""
+        """The engines that report; their open requests continue."""
         return {recorder.engine for recorder in self.recorders.values() if recorder.contact is Contact.RUNNING}
 
     def descriptions(self, came: ReceivedRequest) -> dict[str, dict[str, str]]:
-        """How engines describe themselves, where the store has not noted that a moment ago."""
+        """The engines' descriptions that the store has not recorded recently."""
         found: dict[str, dict[str, str]] = {}
         due_ns = time.monotonic_ns() - NOTE_ENGINE_NS
         for resource, decoded in came.parts:
@@ -77,7 +77,7 @@ class Engines:
         return found
 
     def count(self, came: ReceivedRequest, *, now_ns: int) -> None:
-        """Count a request, which was stored at `now_ns`."""
+        """Count the events of an OTLP request, which was stored at `now_ns`."""
         metrics = self._metrics
         metrics.spans_repeated.inc(len(came.again))
         metrics.spans_foreign.inc(len(came.foreign))
@@ -100,18 +100,18 @@ class Engines:
         self._log(came)
 
     def update(self) -> list[RecorderState]:
-        """See which recorders still report; returns those that are forgotten."""
+        """Update which recorders still report; returns forgotten recorders."""
         return self.recorders.update(at_ns=time.monotonic_ns())
 
     def update_launches(self, detector: Detector) -> None:
-        """See how the launches are."""
+        """Update the state of the launches."""
         with self._metrics.internal_errors.caught(Where.TIDY):
             self.launches.update(
                 self.recorders, detector.accounts.values(), detector.findings, at_ns=time.monotonic_ns()
             )
 
     def show(self, detector: Detector, known: KnownHere, *, now_ns: int) -> None:
-        """Show the engines in the metrics; what is known is labelled so."""
+        """Update the engines' metrics; known findings have their own label value."""
         for engine, count in (detector.lost - self._lost).items():
             self._metrics.count_lost(engine, missing=count)
         self._lost = Counter(detector.lost)
@@ -126,7 +126,7 @@ class Engines:
             if gauges.heard_ns < now_ns - SHOW_SILENT_NS:
                 self._metrics.retire(engine)
                 self._shown.pop(engine, None)
-            else:  # also of an engine that has ended: what it counted last is still to be read
+            else:  # also for an engine that has ended: its last counts have not been scraped yet
                 self._metrics.show(gauges)
                 self._shown[engine] = gauges
 
@@ -137,7 +137,9 @@ class Engines:
             self._metrics.count_launch(before, now)
             if (moment_ns := now.began_ns if before is None else now.ended_ns) is not None:
                 moments[now.engine, moment_ns] = None
-            if now.engine not in self._shown and now.ended_ns is not None:  # it was never shown: retired like others
+            if (
+                now.engine not in self._shown and now.ended_ns is not None
+            ):  # it was never shown: it is removed like others
                 self._shown[now.engine] = EngineGauges(engine=now.engine, heard_ns=now.ended_ns)
         if moments:
             since_ns, until_ns = min(ns for _, ns in moments), max(ns for _, ns in moments)
@@ -166,8 +168,8 @@ class Engines:
                 self._metrics.count_dropped_by(recorder.engine, why, lost - before.get(why, 0))
 
     def _count_unknown(self, resource: Mapping[str, Any], decoded: Decoded) -> None:
-        """Count spans and attributes that only another version of kvtrail knows. Attributes of the resource were
-        counted when its recorder first reported."""
+        """Count spans and attributes of another version of kvtrail. Attributes of the resource were counted when its recorder
+        first reported."""
         self._count_names(resource, decoded.unknown_spans.elements(), what="span")
         if decoded.unknown_attributes:
             of_resource = decode.unknown_in_resource(resource)
@@ -175,9 +177,9 @@ class Engines:
             self._count_names(resource, names, what="attribute")
 
     def _count_names(self, resource: Mapping[str, Any], names: Iterable[str], *, what: str) -> None:
-        """Count names that are not known; each is logged once."""
+        """Count unknown names; each is logged once."""
         recorder = self.recorders.get(str(resource.get(semconv.RECORDER_ID.key, "")))
-        engine = OTHER if recorder is None else recorder.engine  # only a recorder's engine is ever retired
+        engine = OTHER if recorder is None else recorder.engine  # only the engine of a recorder is ever removed
         version = str(resource.get(semconv.VERSION.key, ""))
         for name in names:
             short = name[:LONGEST_UNKNOWN]
@@ -196,7 +198,7 @@ class Engines:
                 logger.warning("%s; it is stored, but no rule judges it. The like of it is only counted.", malformed)
         for error in came.errors:
             self._metrics.internal_errors.count(Where.DECODE, error, "a span is stored and not judged")
-            error.__traceback__ = None  # which keeps the request, and the call that brought it
+            error.__traceback__ = None  # the traceback would keep the request and its call in memory
         if (refused := came.refused) is not None:
             logger.warning("%s spans could not be read and were not stored: %s", refused.spans, refused.reason)
 

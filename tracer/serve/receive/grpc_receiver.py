@@ -1,7 +1,7 @@
-"""OTLP over gRPC, for engines beside the sidecar: bounded by what gRPC's library itself bounds.
+"""OTLP over gRPC, for engines on the sidecar's host. It has only the limits of gRPC's library.
 
-The library reads a message before anybody has seen it, up to its limit, on any number of connections. So the limit is low,
-and the port listens on loopback unless somebody asks for more (docs/limits.md).
+The library reads a message, up to its size limit, before any check, on any number of connections. So the limit is low,
+and the port listens on loopback by default (docs/limits.md).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from kvtrail.tracer.store import StoreError
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 MAX_MESSAGE_BYTES = MIB
-"""Of a message as it comes: a recorder sends half of it at a time, unless one event is larger."""
+"""Maximum size of a received message: a recorder sends at most half as much, unless one event is larger."""
 CALLS_AT_ONCE = 16
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", CALLS_AT_ONCE),
-    ("grpc.http2.bdp_probe", 0),  # with it a message that is too long is held as far as it has come
-    ("grpc.per_message_decompression", 0),  # a message of 1 MiB may unpack to 1 GiB
+    ("grpc.http2.bdp_probe", 0),  # with it, the received part of an oversized message stays in memory
+    ("grpc.per_message_decompression", 0),  # a message of 1 MiB may decompress to 1 GiB
     ("grpc.so_reuseport", 0),  # a port that is taken is an error
 ]
 
@@ -40,12 +40,12 @@ class GrpcReceiver:
     """The gRPC server, on its own threads."""
 
     def __init__(self, host: str, port: int, *, tokens: Access | None = None, tls: Tls | None = None) -> None:
-        """Bind the port; 0 is any that is free.
+        """Bind the port; 0 chooses a free one.
 
         Raises:
             PortTaken: it is in use or does not belong to this machine.
         """
-        bound(host, port, "--grpc-port").close()  # the library says less of what is wrong
+        bound(host, port, "--grpc-port").close()  # the library's message is less specific
         self._server = grpc.server(
             ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="otlp-grpc"),
             maximum_concurrent_rpcs=CALLS_AT_ONCE,
@@ -60,7 +60,7 @@ class GrpcReceiver:
         )
 
     def start(self, intake: Intake, metrics: Metrics) -> None:
-        """Take calls from now on."""
+        """Start to accept calls."""
         rejected = partial(metrics.count_rejected, "grpc")
 
         def export(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -81,18 +81,18 @@ class GrpcReceiver:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("an aborted call goes on")
 
-        methods = {"Export": grpc.unary_unary_rpc_method_handler(export)}  # without a deserializer it gets the bytes
+        methods = {"Export": grpc.unary_unary_rpc_method_handler(export)}  # without a deserializer it receives bytes
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         self._server.start()
 
     def stop(self, grace: float) -> None:
-        """Finish within `grace` seconds what has come, and close all connections."""
+        """Finish received calls within `grace` seconds, and close all connections."""
         self._server.stop(grace=grace).wait()
 
 
 def _ask_again(context: grpc.ServicerContext, code: grpc.StatusCode, why: str) -> None:
-    """End a call with the request to try again, as OTLP wants it: a `RetryInfo` among the details. OpenTelemetry's SDK for
-    Python looks for it under a name of its own."""
+    """End a call and ask for a retry as OTLP specifies: with a `RetryInfo` in the details. OpenTelemetry's Python SDK looks
+    for it under its own name."""
     info, packed = RetryInfo(retry_delay=Duration(seconds=RETRY_S)), AnyMessage()
     packed.Pack(info)
     status = Status(code=code.value[0], message=why, details=[packed])
@@ -106,8 +106,8 @@ def _ask_again(context: grpc.ServicerContext, code: grpc.StatusCode, why: str) -
 
 
 def _encoding_of(message: bytes) -> str:
-    """How a message is compressed that gRPC's library has not unpacked, since that would unpack any size: as its first bytes
-    say. No OTLP begins like this."""
+    """The compression of a message, from its first bytes. gRPC's library does not decompress it, since it has no size limit
+    for that. No uncompressed OTLP begins like this."""
     if message.startswith(b"\x1f\x8b"):
         return "gzip"
     is_zlib = len(message) > 1 and message[0] == 0x78 and int.from_bytes(message[:2], "big") % 31 == 0

@@ -1,6 +1,6 @@
 """OTLP over HTTP: the route for protobuf and JSON, plain or gzip.
 
-Nothing of a body is read before its sender has shown a token, and before it has its room: as much as it says that it is long.
+A body is read only after its sender has presented a token, and after memory for its declared length is reserved.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from kvtrail.tracer.serve.receive.intake import ANNOUNCED, Busy, Intake, TooLarg
 from kvtrail.tracer.store import StoreError
 
 WORKERS = 16
-"""Bodies that are unpacked and parsed at a time, or wait for their turn as heavy ones do."""
+"""Maximum number of bodies that are decompressed and parsed at once, including large ones that wait."""
 MAX_WAITING = 256
-"""Bodies that are received or wait."""
+"""Maximum number of bodies that are being received or wait."""
 LARGEST_WAITING = 16
-"""As many of the largest may be received or wait."""
+"""Number of largest bodies whose total size may be received or wait."""
 AGAIN = (429, 503)
-"""Answers after which a sender tries again."""
+"""Status codes after which a sender retries."""
 
 
 class _Room:
-    """The bodies that are received or wait: how many, and the bytes that they may have. Lives on the event loop."""
+    """The bodies that are being received or wait: their number and reserved bytes. Used only on the event loop."""
 
     def __init__(self, most_bytes: int) -> None:
         self.bodies = 0
@@ -41,7 +41,7 @@ class _Room:
 
     @contextmanager
     def taken(self, size: int) -> Iterator[None]:
-        """Room for a body. Raises Busy if there is none."""
+        """Reserve memory for a body. Raises Busy if there is none."""
         if self.bodies >= MAX_WAITING or size > self._free:
             raise Busy
         self.bodies += 1
@@ -93,7 +93,7 @@ def http_routes(intake: Intake, metrics: Metrics, limits: Limits) -> APIRouter:
         except (ValueError, RecursionError) as error:
             return refused(400, "malformed", error)
         finally:
-            body.clear()  # whatever still refers to it
+            body.clear()  # free it even if something still refers to it
         encoded = MessageToJson(answer, indent=None) if is_json else answer.SerializeToString()
         return Response(encoded, media_type=content_type, headers=ANNOUNCED)
 
@@ -101,7 +101,7 @@ def http_routes(intake: Intake, metrics: Metrics, limits: Limits) -> APIRouter:
 
 
 def _length(request: Request, most: int) -> int:
-    """How long a body says that it is; one that does not say it may be as long as any. Raises TooLarge."""
+    """The declared length of a body, or the maximum if it is not declared. Raises TooLarge."""
     length = int(request.headers.get("content-length", most))
     if length > most:
         raise TooLarge(most)
@@ -109,7 +109,7 @@ def _length(request: Request, most: int) -> int:
 
 
 async def _read(request: Request, body: bytearray, most: int) -> None:
-    """Read a body as it comes. Raises TooLarge."""
+    """Read a body, still compressed. Raises TooLarge."""
     async for part in request.stream():
         body += part
         if len(body) > most:
@@ -117,8 +117,8 @@ async def _read(request: Request, body: bytearray, most: int) -> None:
 
 
 def _refused(code: int, message: str, content_type: str, *, close: bool = False) -> Response:
-    """An error as OTLP/HTTP defines it: a `google.rpc.Status` in the request's encoding. `close` ends the connection: what
-    may still come of the body is not read."""
+    """An error as OTLP/HTTP defines it: a `google.rpc.Status` in the request's encoding. `close` ends the connection without
+    reading the rest of the body."""
     headers = {"retry-after": str(RETRY_S)} if code in AGAIN else {}
     if close:
         headers["connection"] = "close"

@@ -1,8 +1,7 @@
-"""From an encoded request, as a sender has it, to its acknowledgement: it is unpacked, cut where it is long, and
-given to the pipeline.
+"""Takes an encoded request to its acknowledgement: decompresses it, splits it if it is long, and passes it to the pipeline.
 
-Requests take memory and time by what they hold, so one heavy request at a time is unpacked, parsed and judged. Light ones do
-not wait for those that wait for their turn.
+The memory and time of a request depend on its content, so one large request at a time is decompressed, parsed and judged.
+Small requests do not wait for queued large ones.
 """
 
 from __future__ import annotations
@@ -31,34 +30,34 @@ from kvtrail.tracer.store import StoreError
 ANNOUNCED = {RECEIVER: __version__}
 """The header, over either protocol, by which a recorder recognizes kvtrail."""
 HEAVY_BYTES = 2**19
-"""Unpacked: more than a recorder sends at a time, unless one event is as large."""
+"""Decompressed size from which a request is large: more than a recorder sends at once, unless a single event is as large."""
 HEAVY_WAITING = 8
-"""Heavy requests that may wait for their turn."""
+"""Maximum number of large requests in the queue."""
 MAX_OBJECTS = 2**18
-"""Objects and lists of a request in JSON: a span of twenty attributes has forty or so."""
+"""Maximum number of objects and lists in a JSON request: a span with twenty attributes has about forty."""
 PART_BYTES = HEAVY_BYTES
-"""Of spans that are judged and stored together: what a recorder sends at a time is one part."""
+"""Bytes of spans that are judged and stored together: a recorder's request is one part."""
 
 
 class TooLarge(ValueError):
-    """A request of more bytes than are taken."""
+    """A request that exceeds the maximum size."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"more than {most} bytes in one request: send smaller batches")
 
 
 class Busy(RuntimeError):
-    """Too much waits already."""
+    """Too many requests are waiting."""
 
     def __init__(self) -> None:
         super().__init__(f"too much waits to be stored: send it again after {RETRY_S} s")
 
 
 class Intake:
-    """Hands requests to the pipeline, from any thread."""
+    """Passes requests to the pipeline, from any thread."""
 
     def __init__(self, pipeline: Pipeline, *, most_bytes: int) -> None:
-        """`most_bytes` is how long a request may be, unpacked."""
+        """`most_bytes` is the maximum size of a decompressed request."""
         self._pipeline = pipeline
         self._most_bytes = most_bytes
         self._one_heavy = threading.Lock()
@@ -70,16 +69,16 @@ class Intake:
         """Store an encoded request; the acknowledgement counts the spans that could not be read.
 
         Raises:
-            TooLarge: it is too long when it is unpacked.
-            Busy: it is heavy, and too many of these wait.
+            TooLarge: its decompressed size exceeds the limit.
+            Busy: it is large, and too many large requests wait.
             StoreError: not all of it was stored; the sender should try again.
-            ValueError: it is no request, none of its spans can be read, or one of a request in JSON cannot; MalformedOtlp is
-                one.
+            ValueError: it is not an OTLP request, none of its spans can be read, or one span of a JSON request cannot be
+                read; MalformedOtlp is a subclass.
         """
         try:
             return self._taken(body, encoding, transport, is_json=is_json)
         except Exception as error:
-            # A traceback keeps the request in memory, until cycles are looked for: that is seldom.
+            # A traceback would keep the request in memory until the next garbage collection, which is rare.
             error.__context__ = error.__cause__ = None
             raise error.with_traceback(None) from None
 
@@ -97,7 +96,7 @@ class Intake:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """That of a heavy request. Raises Busy."""
+        """The lock of large requests. Raises Busy."""
         if not self._heavy.acquire(blocking=False):
             raise Busy
         try:
@@ -117,7 +116,7 @@ class Intake:
         return answer
 
     def _ingested(self, payload: bytes, transport: str) -> Refused | None:
-        """`Pipeline.ingest`. At an error that nobody expects, the sender is asked to try again: nothing was acknowledged."""
+        """Call `Pipeline.ingest`. At an unexpected error, the sender is asked to try again: nothing was acknowledged."""
         try:
             return self._pipeline.ingest(payload, transport=transport)
         except (MalformedOtlp, StoreError):
@@ -128,7 +127,7 @@ class Intake:
 
 
 def _loaded(text: bytes) -> Any:
-    """JSON, loaded. Raises ValueError, and not one of its own, which would hold all of the text."""
+    """Parse JSON. Raises ValueError, never JSONDecodeError, which would keep the whole text in memory."""
     if text.count(b"{") + text.count(b"[") > MAX_OBJECTS:
         raise ValueError(f"more than {MAX_OBJECTS} objects and lists in one request: send smaller batches")
     try:
@@ -138,7 +137,7 @@ def _loaded(text: bytes) -> Any:
 
 
 def _unpacked(body: bytes | bytearray, encoding: str, most: int) -> bytes | None:
-    """A body unpacked; None if it is longer than `most`. Raises ValueError for damage, and for an unknown encoding."""
+    """The decompressed body; None if it is longer than `most`. Raises ValueError for damaged data or an unknown encoding."""
     if encoding in ("", "identity"):
         return bytes(body) if len(body) <= most else None
     try:

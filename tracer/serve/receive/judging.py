@@ -1,5 +1,5 @@
-"""The second job of the pipeline: what the events of a request show. The detector judges them, its findings are reported, and
-what the offload saved is summed up; what has ended is forgotten.
+"""The second stage of the pipeline: judges the events of a request. The detector judges them, its findings are reported,
+savings are summed up, and ended requests are forgotten.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from kvtrail.tracer.store.handoffs import HandoffRow, heard_of, row_of
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 SLICE_NS = 50 * 10**6
-"""How long what had waited for missing events is judged before requests have their turn again."""
+"""Maximum time for judging events that had waited for missing ones, before requests are processed again."""
 logger = logging.getLogger("kvtrail")
 
 
 class Clock(Protocol):
-    """The part of the module `time` by which what is missing is given up; tests and rebuilds replace it."""
+    """The part of the module `time` that decides when missing events are given up; tests and rebuilds replace it."""
 
     def time_ns(self) -> int: ...
 
@@ -41,20 +41,20 @@ class Clock(Protocol):
 
 
 class Judge:
-    """Judges events, in whichever order they come.
+    """Judges events, in any order of arrival.
 
     Attributes:
-        detector: the accounts, and what the rules found.
-        savings: the sums that are to be written.
-        judged: the number of the last span that was judged.
-        is_behind: whether spans are stored and not judged: after a start.
-        is_recalling: whether the accounts are not whole yet: after a start.
-        is_closing: whether what takes long should end.
-        may_settle: whether all that was open could be read back; where it could not, the next start tries again.
+        detector: the accounts and the findings.
+        savings: the sums to be written.
+        judged: the number of the last judged span.
+        is_behind: whether there are stored spans that are not judged yet: after a start.
+        is_recalling: whether accounts are still incomplete: after a start.
+        is_closing: whether long tasks should end.
+        may_settle: whether all open requests could be read back; if not, the next start tries again.
         dirty: requests with a changed account, to be written.
-        changed: findings that are to be written, by id.
-        handoffs: events of hand-offs that are to be written.
-        known: which findings are known.
+        changed: findings to be written, by id.
+        handoffs: events of hand-offs to be written.
+        known: the known findings.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class Judge:
     ) -> None:
         """
         Args:
-            log: where the stored events of a request are read back from.
-            lock: of the pipeline.
-            highest_numbers: by recorder, that of the stored events.
-            grace_ns: how long events are waited for that are missing.
-            on_recalled: gets the stored events that are read back.
-            finding_log: gets each finding when it is new, and when it turns out worse than it seemed.
+            log: source of the stored events of a request.
+            lock: the lock of the pipeline.
+            highest_numbers: the highest number of stored events, by recorder.
+            grace_ns: how long to wait for missing events.
+            on_recalled: called with stored events that are read back.
+            finding_log: receives each new finding, and each finding that becomes more severe.
         """
         self._log, self._lock, self._clock, self._grace_ns = log, lock, clock, grace_ns
         self._on_recalled, self._finding_log = on_recalled, finding_log
@@ -107,11 +107,11 @@ class Judge:
         self._verdicts_before, self._unknown_before = self.detector.verdicts, self.detector.unknown
 
     def checks(self) -> Counter[tuple[str, Verdict]]:
-        """How often each rule gave each verdict, without what was read back after the start."""
+        """The number of verdicts by rule, without events that were read back after the start."""
         return self.detector.verdicts - self._verdicts_before
 
     def unknown(self) -> Counter[tuple[str, Unknown]]:
-        """How often each rule could not decide, by the reason, without what was read back after the start."""
+        """The number of undecided judgements by rule and reason, without events that were read back after the start."""
         return self.detector.unknown - self._unknown_before
 
     def judge(
@@ -121,8 +121,8 @@ class Judge:
         contested: Sequence[Event] = (),
         too_far: Sequence[Event] = (),
     ) -> None:
-        """Judge events. One that was received before is passed on only if its request is still in memory; the detector then
-        decides. Of recorders with `contested` events and those `too_far` the history is incomplete."""
+        """Judge events. An event that was received before is passed on only if its request is still in memory; the detector
+        then decides. Recorders with `contested` or `too_far` events have an incomplete history."""
         accounts = self.detector.accounts
         again = [event for event in again if (event.engine, event.request) in accounts]
         events = [*fresh, *again, *contested] if again or contested else fresh
@@ -138,7 +138,7 @@ class Judge:
         self._take_findings(found)
 
     def ingest_remote(self, those: Iterable[RemoteHandoff]) -> None:
-        """Judge what another sidecar has of hand-offs that this one has a side of."""
+        """Judge another sidecar's events of hand-offs that this sidecar has one side of."""
         with self._errors.caught(Where.DETECTOR, "hand-offs between two sidecars are not judged"):
             fresh, found = self.detector.ingest_remote(those)
             for heard in fresh:
@@ -146,8 +146,8 @@ class Judge:
             self._take_findings(found)
 
     def settle(self) -> bool:
-        """Stop waiting for events that have been missing for too long, and judge for `SLICE_NS` at most what had waited for
-        them; returns whether more of it waits."""
+        """Stop waiting for events that have been missing for too long, and judge the events that waited for them, for at most
+        `SLICE_NS`; returns whether more of them wait."""
         with self._errors.caught(Where.TIDY):
             before_ns = self._clock.monotonic_ns() - self._grace_ns
             self._take_findings(self.detector.settle(before_ns=before_ns, is_enough=self._slice()))
@@ -155,17 +155,17 @@ class Judge:
         return False
 
     def _slice(self) -> Callable[[], bool]:
-        """Whether the time of a slice that begins now is over."""
+        """A function that says whether the time of a slice that begins now is over."""
         until_ns = self._clock.monotonic_ns() + SLICE_NS
         return lambda: self._clock.monotonic_ns() >= until_ns
 
     def ends_before(self, before_ns: int) -> bool:
-        """Whether rows are to be written of requests that ended before, and that are to be forgotten."""
+        """Whether rows of requests must be written that ended before then and are about to be forgotten."""
         return not self.dirty.keys().isdisjoint(self.detector.over(before_ns=before_ns))
 
     def forget(self, *, before_ns: int, unwritten: Collection[Key], gone: Iterable[RecorderState]) -> None:
         """Forget requests that ended before then, except those with unwritten rows. Forget recorders that are gone, and
-        abandon the requests that they left open."""
+        abandon their open requests."""
         with self._errors.caught(Where.TIDY):
             if not self.is_recalling and self.detector.forget_finished(before_ns=before_ns, but=unwritten):
                 self._reported &= {
@@ -179,12 +179,12 @@ class Judge:
                 self._mark_changed()
 
     def take_dirty(self) -> dict[Key, None]:
-        """The requests with rows that are to be written now."""
+        """The requests whose rows must be written now."""
         taken, self.dirty = self.dirty, {}
         return taken
 
     def confirm(self, number: int) -> None:
-        """The findings and sums that had changed are stored, and the spans up to this number."""
+        """Note that the changed findings and sums are stored, and the spans up to this number."""
         self.savings.facts.clear()
         self.sums.handed_over.clear()
         self.sums.wasted.clear()
@@ -195,8 +195,8 @@ class Judge:
             self.judged = number
 
     def read_back(self, requests: Collection[Key], *, until: int | None = None) -> None:
-        """Feed the stored events of requests to the detector again. Their findings were reported before, and their prompts
-        stay explained as they were: what the caches held is not known again."""
+        """Feed the stored events of requests to the detector again. Their findings were reported before, and the causes of
+        their prompts stay as they are, since the old contents of the caches are unknown now."""
         with self.recalling():
             until = self.judged if until is None else until
             for stored in self._log.events_of(requests, until=until) if requests else ():
@@ -209,14 +209,14 @@ class Judge:
                         account.recalled = entries
 
     def recall_handoffs(self) -> None:
-        """Enter the events of the recent hand-offs again, of all sides; their findings were reported before."""
+        """Enter the events of both sides of the recent hand-offs again; their findings were reported before."""
         rows = self._log.handoffs()
         with self._lock:
             _, found = self.detector.ingest_remote(heard_of(rows))
             self._reported.update((finding.id, finding.severity) for finding in found)
 
     def recall_all(self, *, after: int) -> None:
-        """Feed all stored events after span `after` to the detector again, as far as they were judged."""
+        """Feed all stored and judged events after span `after` to the detector again."""
         while after < self.judged and not self.is_closing:
             following = self._log.following(after=after)
             if following is None:
@@ -228,13 +228,14 @@ class Judge:
                 self.detector.accounts[key].recalled = entries
 
     def end_recall(self) -> None:
-        """What was open is read back: the accounts are whole."""
+        """Note that all open requests are read back: the accounts are complete."""
         self.is_recalling, self.sums.is_recalling = self.is_closing, False
         self._verdicts_before, self._unknown_before = self.detector.verdicts, self.detector.unknown
 
     @contextmanager
     def recalling(self) -> Iterator[None]:
-        """Count what is raised within. The log stays unsettled from where it was, so that the next start makes the rows."""
+        """Count exceptions raised in the block. The log stays unsettled at its old position, so that the next start makes the
+        rows."""
         try:
             yield
         except Exception as error:
@@ -242,7 +243,7 @@ class Judge:
             self._errors.count(Where.RECALL, error, "requests that were open could not be restored")
 
     def _recall(self, stored: Iterable[Event]) -> None:
-        """Feed events with findings that were reported, and sums that are stored."""
+        """Feed events whose findings were reported and whose sums are stored."""
         events = of_this_time(stored)
         with self._lock:
             self._on_recalled(events)
@@ -254,14 +255,14 @@ class Judge:
             self.handoffs.append(row_of(heard))
 
     def _feed(self, events: Sequence[Event]) -> list[Finding]:
-        """Give events to the detector; returns the findings that are new or were seen again. An event that it fails at is
-        missing to it, as if it had been lost."""
+        """Pass events to the detector; returns findings that are new or recurred. An event that makes the detector fail
+        counts as lost."""
         try:
             return self.detector.feed(events, at_ns=self._clock.monotonic_ns(), is_enough=self._slice())
         except Exception as error:
             self._errors.count(Where.DETECTOR, error)
         findings: dict[str, Finding] = {}
-        for event in events:  # one by one: those that it entered before are not entered again
+        for event in events:  # one by one: events that it has entered are not entered again
             try:
                 self.detector.feed([event], at_ns=self._clock.monotonic_ns())
             except Exception as error:
@@ -273,9 +274,9 @@ class Judge:
         return list(findings.values())
 
     def _take_findings(self, findings: Sequence[Finding]) -> None:
-        """Count and log new findings, and mark for the next commit what the detector just changed."""
+        """Count and log new findings, and mark the detector's changes for the next commit."""
         for finding in findings:
-            if (finding.id, finding.severity) not in self._reported:  # new, or worse than it seemed
+            if (finding.id, finding.severity) not in self._reported:  # new, or more severe than before
                 self._reported.add((finding.id, finding.severity))
                 known = self.known.has(finding)
                 self._metrics.count_finding(finding, known=known)
@@ -285,7 +286,7 @@ class Judge:
                 about = {"rule": finding.rule, "request": finding.request, "engine": finding.engine}
                 logger.warning("%s: %s", finding.rule, finding.explanation, extra=about)
             self.changed[finding.id] = finding
-            self.dirty[finding.engine, finding.request] = None  # an event of another may have shown it
+            self.dirty[finding.engine, finding.request] = None  # another request's event may have revealed it
         accounts = self.detector.accounts  # looked up one by one: the difference to its keys passes through all of them
         forgotten = {key for each in findings if (key := (each.engine, each.request)) not in accounts}
         self.read_back({key for key in forgotten if self._log.holds(*key)})  # so that their rows show it

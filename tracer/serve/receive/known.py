@@ -1,4 +1,4 @@
-"""Whether a new finding is known: for the metrics, which count it once, when it is made."""
+"""Decides whether a new finding is known, for the metrics, which count it once."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 
 
 class KnownHere:
-    """What is known, and the engines of this sidecar that it may be about. The caller holds the pipeline's lock."""
+    """The known findings, and the engines of this sidecar. The caller holds the pipeline's lock."""
 
     def __init__(self, file: KnownFindingsFile, engines: Mapping[str, Mapping[str, str]]) -> None:
-        """`engines` is what they say of themselves, as the store has it."""
+        """`engines` returns the engines' descriptions from the store."""
         self._file = file
         self._engines = {engine: {**described({}), **about} for engine, about in engines.items()}
         self._known: Sequence[Known] = ()
         self._now: KnownFindings | None = None
-        """As of the last finding; None once an engine has changed since."""
+        """The state at the last finding; None if an engine has changed since."""
 
     def describe(self, engines: Mapping[str, Mapping[str, str]]) -> None:
-        """Engines have described themselves."""
+        """Note that engine descriptions have changed."""
         for engine, about in engines.items():
             before = self._engines.setdefault(engine, described({}))
             if any(before[field] != text for field, text in about.items()):
@@ -31,7 +31,7 @@ class KnownHere:
                 self._now = None
 
     def has(self, finding: Finding) -> bool:
-        """Whether this finding is known."""
+        """Whether the finding is known."""
         now_ns, known = time.time_ns(), self._file.content
         if self._now is None or known is not self._known or now_ns >= self._now.until_ns:
             self._known, self._now = known, KnownFindings(known, listed(self._engines, {}), at_ns=now_ns)

@@ -1,7 +1,7 @@
-"""From a request of spans to its acknowledgement: receive, judge, store.
+"""Processes a request of spans: receive, judge, store, acknowledge.
 
-The order matters. A request is acknowledged only after it is stored, so a sidecar that is killed loses nothing that it has
-acknowledged. A request that is sent again, because its acknowledgement was lost, changes nothing.
+The order matters. A request is acknowledged only after it is stored, so a killed sidecar loses no acknowledged data.
+A request that is sent again, because its acknowledgement was lost, changes nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 FORGET_FINISHED_NS = 60 * 10**9
-"""How long a finished request stays in memory for events that arrive late."""
+"""Time for which a finished request stays in memory for late events."""
 
 PAUSE_S = 0.005
-"""Between two slices of what had waited: enough for a request that waits to have its turn."""
+"""Pause between two slices, long enough for a waiting request to be processed."""
 
 
 _pause = time.sleep
@@ -45,7 +45,7 @@ class Pipeline:
     """Processes requests of spans from any thread, one at a time.
 
     Attributes:
-        started_ns, last_received_ns: when it was started, and when the last request came; Unix nanoseconds.
+        started_ns, last_received_ns: times of its start and of the last request; Unix nanoseconds.
     """
 
     def __init__(
@@ -61,9 +61,8 @@ class Pipeline:
         resume: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        """The rows of requests are written with a batch, or in tidying, if that was not done for `rows_every_ns`.
-        If `resume` is False, the caller must call `resume()`. `clock` decides when missing events are given up and finished
-        requests forgotten."""
+        """The rows of requests are written with a batch or in tidying, at intervals of `rows_every_ns`. If `resume` is False,
+        the caller must call `resume()`. `clock` decides when missing events are given up and finished requests forgotten."""
         self.metrics, self.errors = metrics, metrics.internal_errors
         self.known_findings = known_findings or KnownFindingsFile()
         self.started_ns = time.time_ns()
@@ -105,11 +104,11 @@ class Pipeline:
         that could not be read, which are returned.
 
         Raises:
-            MalformedOtlp: the bytes are no such request, or none of its spans can be read.
+            MalformedOtlp: the bytes are not such a request, or none of its spans can be read.
             StoreError: nothing was stored, and the sender should try again.
         """
         started_s = time.perf_counter()
-        digest = sha256(payload).digest()  # before the lock: other threads go on meanwhile
+        digest = sha256(payload).digest()  # before the lock, so that other threads can continue
         self.recovery.wait()
         with self._lock:
             came = self._receiver.receive(payload, digest)
@@ -130,8 +129,8 @@ class Pipeline:
         return came.refused
 
     def ingest_remote(self, those: Iterable[RemoteHandoff]) -> bool:
-        """Judge what another sidecar has of hand-offs that this one has a side of; False while it reads back what it
-        knew."""
+        """Judge another sidecar's events of hand-offs that this one has a side of; False while this one still reads back its
+        state."""
         with self._lock:
             if self.judge.is_behind or self.judge.is_recalling:
                 return False
@@ -141,13 +140,13 @@ class Pipeline:
     def tidy(self) -> None:
         """Stop waiting for events that have been missing for too long, write rows that are due, and forget finished requests.
 
-        To be called every second or so.
+        Call it about every second.
         """
         now_ns = self._clock.time_ns()
         before_ns = self._clock.monotonic_ns() - FORGET_FINISHED_NS
         self._settle()
         with self._lock:
-            is_last_time = self.judge.ends_before(before_ns)  # what is forgotten below has no account to make a row of
+            is_last_time = self.judge.ends_before(before_ns)  # a forgotten request has no account to make a row from
         if is_last_time or self.storage.rows_are_due():
             self.storage.write_rows()
         else:
@@ -156,7 +155,7 @@ class Pipeline:
             gone: list[RecorderState] = []
             with self.errors.caught(Where.TIDY):
                 gone = self.engines.update()
-            self._update_launches()  # before what they have lost is forgotten
+            self._update_launches()  # before their lost requests are forgotten
             self.judge.forget(
                 before_ns=before_ns, unwritten=self.judge.dirty.keys() | self.storage.due.keys(), gone=gone
             )
@@ -165,7 +164,7 @@ class Pipeline:
         self.storage.write_launches()
 
     def _settle(self) -> None:
-        """Judge what had waited for events that do not come, in slices, with requests and rows in between."""
+        """Judge events that waited for events which never came, in slices, with requests and rows in between."""
         while True:
             with self._lock:
                 is_unsettled = self.judge.settle()
@@ -180,11 +179,11 @@ class Pipeline:
         self.recovery.run(on_judged)
 
     def stop_resuming(self) -> None:
-        """End `resume`, which may run in another thread, before long: the next start goes on with it."""
+        """Stop `resume`, which may run in another thread, soon: the next start continues it."""
         self.judge.is_closing = True
 
     def close(self) -> None:
-        """Write what is left, and close the store."""
+        """Write all pending data, and close the store."""
         with suppress(StoreError):
             with self._lock:
                 self._update_launches()
@@ -194,17 +193,17 @@ class Pipeline:
             self.storage.close()
 
     def _update_launches(self) -> None:
-        if not self.judge.is_behind:  # what was lost with an engine is known once its requests are
+        if not self.judge.is_behind:  # the loss of an engine is known once its requests are
             self.engines.update_launches(self.detector)
 
     def _open_requests(self) -> int:
         return len(self.detector.accounts) - len(self.detector.finished)
 
-    # What the api shows (`Live`).
+    # State for the API (`Live`).
 
     @property
     def detector(self) -> Detector:
-        """The accounts, and what the rules found."""
+        """The detector: the accounts and the findings."""
         return self.judge.detector
 
     @property
@@ -224,7 +223,7 @@ class Pipeline:
         return self.storage.spans_behind
 
     def own_handoffs(self) -> set[str]:
-        """The names of the recent hand-offs that an engine reports here."""
+        """The names of the recent hand-offs of engines that report to this sidecar."""
         return {key for row in self._writer.handoffs() if row.is_own for key in row.keys}
 
     def handoffs_called(self, keys: Collection[str]) -> HandOffs:

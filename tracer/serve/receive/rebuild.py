@@ -1,4 +1,4 @@
-"""Makes everything that a store derives from its log again: rows, lanes, totals, sums and findings."""
+"""Rebuilds everything that a store derives from its log: rows, lanes, totals, sums and findings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 
 def rebuild(path: Path) -> int:
-    """Drop what was derived, and judge the log again; returns how many spans it has.
+    """Drop derived data, and judge the log again; returns the number of its spans.
 
-    Where it is ended before, the next start of a tracer goes on with it.
+    If it is interrupted, the next start of a tracer continues it.
 
     Raises:
         StoreInUse: a tracer uses the store.
@@ -36,7 +36,7 @@ def rebuild(path: Path) -> int:
 
     try:
         pipeline.resume(judged)
-        clock.now_ns += GRACE_NS + 1  # what is missing now does not come
+        clock.now_ns += GRACE_NS + 1  # missing events will not arrive any more
         pipeline.tidy()
         while writer.fold(some=True):
             pass
@@ -46,7 +46,7 @@ def rebuild(path: Path) -> int:
 
 
 class _TimeOfLog:
-    """The time at which what is judged next came, nearly: when the last of its spans ended."""
+    """The approximate arrival time of the batch that is judged next: the end of its last span."""
 
     def __init__(self, now_ns: int) -> None:
         self.now_ns = now_ns

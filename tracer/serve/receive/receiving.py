@@ -1,8 +1,9 @@
-"""The first job of the pipeline: what a request of spans holds, and what of it is new.
+"""The first stage of the pipeline: decodes a request of spans, and finds the new events in it.
 
 A sender that receives no answer sends the same request again. A Collector in between may send the same events in other
-requests; those are recognized by their recorders' numbers. A number that another span has, too, or that its recorder cannot
-have come to yet, is no repetition: two senders use one recorder's id, and which of them is right is not known.
+requests; these duplicates are recognized by their recorders' numbers. If two spans have the same number, or a number that
+the recorder cannot have reached yet, they are not duplicates: two senders use one recorder's id, and it is unknown which one
+is right.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from kvtrail.tracer.ledger.ordering import SeenNumbers, is_too_far
 from kvtrail.tracer.store import MAX_RECEIPTS, Chunk
 
 AHEAD_NS = 24 * 3600 * 10**9
-"""A clock may be wrong by this much; an event from later than this has a time that no clock gave it."""
+"""Maximum error of a clock; an event further in the future has an invalid time."""
 MAX_RECORDERS = 100_000
-"""Recorders with remembered numbers; those that have not reported for longest are forgotten first."""
+"""Maximum number of recorders with remembered numbers; the least recently reporting one is forgotten first."""
 MAX_IDS_BYTES = 16 * 2**20
 """Memory for the span ids of the latest events, of which there are then about a million."""
 _ID = 16
-"""Characters of a span's id."""
+"""Length of a span id in characters."""
 _RUN_BYTES = 400
-"""What a run of numbers costs beside its ids."""
+"""Memory overhead of a run of numbers, besides its ids, in bytes."""
 
 Part = tuple[Mapping[str, Any], Decoded]
-"""The attributes of a resource, and what came from it."""
+"""The attributes of a resource, and its spans."""
 
 
 @dataclass(slots=True)
@@ -48,17 +49,17 @@ class ReceivedRequest:
         payload: the spans that could be read, as an `ExportTraceServiceRequest`.
         digest: identifies the request.
         parts: the spans, decoded.
-        refused: those that could not be read.
-        errors: what kvtrail itself failed at; these spans are in the payload alone.
-        at_ns: when it came; Unix nanoseconds.
-        is_repeated: whether this very request is stored already. What follows is empty then.
-        chunk: what is stored of it; None if there is nothing to store: a recorder that only asks who listens sends no span.
-        fresh: the events that were not received before.
-        again: those that were.
-        contested: those whose number another span has, too.
-        too_far: those whose number their recorder cannot have come to.
-        numbers: by recorder: the numbers that are known with this request.
-        runs: recorder, first number and span ids of those of its events that are new.
+        refused: spans that could not be read.
+        errors: internal errors of kvtrail; these spans are only in the payload.
+        at_ns: arrival time; Unix nanoseconds.
+        is_repeated: whether this request is stored already. Then the following attributes are empty.
+        chunk: the data to store; None if there is none: a recorder that only looks for a receiver sends no span.
+        fresh: events that were not received before.
+        again: events that were received before.
+        contested: events whose number another span also has.
+        too_far: events with a number that their recorder cannot have reached yet.
+        numbers: by recorder, the known numbers including this request's.
+        runs: recorder, first number and span ids of its new events.
     """
 
     payload: bytes
@@ -78,17 +79,17 @@ class ReceivedRequest:
 
     @property
     def spans(self) -> int:
-        """How many spans could be read; a step is one."""
+        """The number of spans that could be read; a step counts as one."""
         return sum(decoded.spans for _, decoded in self.parts) + len(self.errors)
 
     @property
     def foreign(self) -> list[Span]:
-        """The spans that no kvtrail recorder wrote."""
+        """Spans that no kvtrail recorder wrote."""
         return [span for _, decoded in self.parts for span in decoded.foreign]
 
     @property
     def malformed(self) -> list[MalformedSpan]:
-        """What is wrong with those spans of ours that cannot be judged."""
+        """The errors of kvtrail spans that cannot be judged."""
         return [malformed for _, decoded in self.parts for malformed in decoded.malformed]
 
 
@@ -97,12 +98,12 @@ class _SpanIds:
 
     def __init__(self) -> None:
         self._runs: OrderedDict[tuple[str, int], str] = OrderedDict()
-        """By recorder and first number, the ids one after the other."""
+        """Concatenated ids, by recorder and first number."""
         self._firsts: dict[str, list[int]] = {}
         self._bytes = 0
 
     def add(self, recorder: str, first: int, ids: str) -> None:
-        """Note the ids of numbers that follow each other; the oldest notes are dropped."""
+        """Store the ids of consecutive numbers; the oldest entries are dropped."""
         self._runs[recorder, first] = ids
         insort(self._firsts.setdefault(recorder, []), first)
         self._bytes += _RUN_BYTES + len(ids)
@@ -115,7 +116,7 @@ class _SpanIds:
                 del self._firsts[oldest]
 
     def get(self, recorder: str, number: int) -> str | None:
-        """The id of an event's span; None where it is not known any more."""
+        """The span id of an event; None if it is no longer known."""
         firsts = self._firsts.get(recorder, ())
         place = bisect_right(firsts, number) - 1
         if place < 0:
@@ -125,7 +126,7 @@ class _SpanIds:
 
 
 class Receiver:
-    """Decodes requests, and recognizes those requests and events that are stored already."""
+    """Decodes requests, and recognizes requests and events that are already stored."""
 
     def __init__(self, receipts: Iterable[bytes], numbers: Mapping[str, tuple[str, int]]) -> None:
         """`receipts` are the digests of stored requests. `numbers` has, by recorder, the numbers of stored events as
@@ -147,7 +148,7 @@ class Receiver:
         """Decode a request with this digest, and compare it with what is stored. It counts as stored once it is confirmed.
 
         Raises:
-            MalformedOtlp: the bytes are no such request, or none of its spans can be read.
+            MalformedOtlp: the bytes are not an OTLP request, or none of its spans can be read.
         """
         came = self._decoded(payload, digest)
         if digest in self._receipts:
@@ -162,7 +163,7 @@ class Receiver:
         return came
 
     def confirm(self, came: ReceivedRequest) -> None:
-        """A request is stored."""
+        """Note that a request is stored."""
         self._receipts[came.digest] = None
         for recorder, numbers in came.numbers.items():
             self._numbers[recorder] = numbers
@@ -173,7 +174,7 @@ class Receiver:
             self._ids.add(*run)
 
     def recall(self, events: Iterable[Event]) -> None:
-        """Note the span ids of events that an earlier sidecar has stored."""
+        """Remember the span ids of events that an earlier sidecar stored."""
         for event in events:
             if self._ids.get(event.recorder, event.sequence) is None:
                 self._ids.add(event.recorder, event.sequence, _ids_of([event]))
@@ -184,14 +185,14 @@ class Receiver:
             return ReceivedRequest(readable, digest, parts, refused)
         except MalformedOtlp:
             raise
-        except Exception:  # of kvtrail's own, at one of the spans
+        except Exception:  # an internal error of kvtrail at one of the spans
             parts, errors = self._decoder.one_by_one(payload)
             return ReceivedRequest(payload, digest, parts, errors=errors)
 
     def _compare(self, events: Sequence[Event], came: ReceivedRequest) -> None:
-        """Find what is new among the events of a request."""
+        """Find the new events of a request."""
         in_request: dict[tuple[str, int], str] = {}
-        """The first id of each number, once it is asked for."""
+        """The first id of each number, computed on demand."""
         for recorder, run in groupby(events, key=attrgetter("recorder")):
             some = list(run)
             seen = came.numbers.get(recorder)
@@ -200,7 +201,7 @@ class Receiver:
                 seen = came.numbers[recorder] = SeenNumbers() if known is None else known.copy()
             first = some[0].sequence
             if first == seen.last + 1 and [event.sequence for event in some] == list(range(first, first + len(some))):
-                seen.extend(len(some))  # nearly always: the next ones
+                seen.extend(len(some))  # the usual case: the next numbers
                 came.fresh += some
                 came.runs.append((recorder, first, _ids_of(some)))
                 continue
@@ -222,19 +223,19 @@ class Receiver:
 
 
 def _ids_of(events: Sequence[Event]) -> str:
-    """The ids of their spans, one after the other; what is no span's id is cut to the length of one, or filled up."""
+    """The concatenated ids of their spans; an invalid id is cut or padded to the length of a span id."""
     ids = "".join([event.span_id for event in events])
     return ids if len(ids) == _ID * len(events) else "".join([f"{event.span_id:{_ID}.{_ID}}" for event in events])
 
 
 def of_this_time(events: Iterable[Event]) -> list[Event]:
-    """The stored events that are judged: those with a time that a clock may have given them."""
+    """The stored events that are judged: events with a plausible time."""
     latest_ns = time.time_ns() + AHEAD_NS
     return [event for event in events if event.end_ns <= latest_ns]
 
 
 def _refuse_later_than(latest_ns: int, parts: Iterable[Part]) -> None:
-    """Take the events for malformed that ended later: no clock gave them their time."""
+    """Treat events that ended later as malformed: no clock can have given them this time."""
     for _, decoded in parts:
         if max((event.end_ns for event in decoded.events), default=0) > latest_ns:
             decoded.malformed += (_later(event) for event in decoded.events if event.end_ns > latest_ns)
@@ -247,7 +248,7 @@ def _later(event: Event) -> MalformedSpan:
 
 
 def _chunk_of(came: ReceivedRequest, events: Sequence[Event], *, latest_ns: int) -> Chunk:
-    """What is stored of a request. A span that ended later than `latest_ns` is taken to have ended then."""
+    """The data to store for a request. A span that ended later than `latest_ns` counts as ended then."""
     foreign, malformed = came.foreign, came.malformed
     ends_ns = [event.end_ns for event in events] + [span.end_ns for span in foreign]
     named = (span.attributes.get(semconv.CALLERS_ID.key) for span in foreign)

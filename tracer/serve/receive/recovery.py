@@ -1,5 +1,5 @@
-"""After a start: what a restart must not make unknown is read back from the store, and what was stored and not judged is
-judged. What comes meanwhile is stored, and judged after it."""
+"""Recovery after a start: reads back the state that a restart must not lose, and judges stored spans that were not judged
+yet. Spans that arrive in the meantime are stored, and judged afterwards."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from kvtrail.tracer.store.sqlite.store import SqliteWriter
 logger = logging.getLogger("kvtrail")
 
 MANY_UNFINISHED = 1_000
-"""From this many requests on, reading them back takes a while, and the log says so."""
+"""Number of requests from which reading them back takes a while; the log then says so."""
 MAX_BEHIND, WAIT_BEHIND_S = 50_000, 5.0
-"""Spans that may be stored and not judged; the sender of the next waits, and is to try again after `WAIT_BEHIND_S`
+"""Maximum number of stored spans that are not judged; then senders wait, and are asked to retry after `WAIT_BEHIND_S`
 seconds."""
 RECALLED = 20_000
-"""Spans, the latest, that a start reads back as a whole: some seconds of work."""
+"""Number of latest spans that a start reads back: some seconds of work."""
 RESUME_S = 1.0
-"""How long it waits where what is stored cannot be read or judged."""
+"""Pause after stored data could not be read or judged."""
 
 
 class Recovery:
-    """Makes the judge know again what the sidecar knew before it was started."""
+    """Restores the judge's state from before the restart."""
 
     def __init__(self, log: SqliteWriter, judge: Judge, storage: Storage, lock: threading.RLock) -> None:
         self._log, self._judge, self._storage, self._lock = log, judge, storage, lock
 
     def run(self, on_judged: Callable[[int], None] = lambda number: None) -> None:
-        """Read back the recent hand-offs, the requests that have not ended, and what the latest spans say of the engines and
-        their caches; then judge what is stored and not judged. `on_judged` gets the number of the last span that was."""
+        """Read back the recent hand-offs, open requests, and the state of engines and caches from the latest spans; then
+        judge stored spans that are not judged yet. `on_judged` is called with the number of the last judged span."""
         judge = self._judge
         unsettled: set[Key] = set()
         unfinished: set[Key] = set()
@@ -70,7 +70,7 @@ class Recovery:
             logger.info("they are read back, and all that came is judged")
 
     def judge_stored(self) -> None:
-        """Judge the next of the spans that are stored and not judged. Raises StoreError."""
+        """Judge the next stored spans that are not judged yet. Raises StoreError."""
         judge, storage = self._judge, self._storage
         following = self._log.following(after=judge.judged)
         with self._lock:
@@ -86,7 +86,7 @@ class Recovery:
             storage.write(rows=True)
 
     def wait(self) -> None:
-        """Wait while too much is to be judged. Raises StoreError if that takes too long."""
+        """Wait while too many spans are not judged yet. Raises StoreError if that takes too long."""
         until_s = time.monotonic() + WAIT_BEHIND_S
         while self._storage.spans_behind >= MAX_BEHIND:
             if time.monotonic() >= until_s:

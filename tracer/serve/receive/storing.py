@@ -1,5 +1,5 @@
-"""The third job of the pipeline: what is written, and when. Spans and findings are stored with their request. The rows of
-requests follow a moment later: most requests change with every batch, and a sidecar that is killed makes them again from the
+"""The third stage of the pipeline: writes to the store. Spans and findings are stored with their OTLP request. The rows of
+vLLM requests follow a moment later: most of them change with every batch, and a restarted sidecar makes them again from the
 spans.
 """
 
@@ -27,24 +27,24 @@ from kvtrail.tracer.store.request_rows import row_of
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 MANY_DIRTY = 5_000
-"""From this many changed requests on, their rows are written at once: accounts that are not held any more have no row."""
+"""Number of changed requests from which rows are written at once: an account that is dropped before then gets no row."""
 ROWS_AT_ONCE = 500
-"""Rows of requests that are written together, so that a batch does not wait for long."""
+"""Maximum number of request rows that are written together, so that a batch does not wait long."""
 CATCH_UP_S, MAX_CATCH_UP_S = 0.05, 0.25
-"""How often rows are written at most because somebody asks, and how long one who asks waits for them: what then is still to
-be written is shown later."""
+"""Minimum interval between writes of rows on behalf of readers, and maximum time that a reader waits for them: the remaining
+rows are visible later."""
 FOLD_NS = 60 * 10**9
-"""How long small chunks stay in the log, where few spans come."""
+"""Time for which small chunks stay in the log if few spans arrive."""
 MAX_MARKED = 10_000
 
 
 class Storage:
-    """Writes what was received and what was judged.
+    """Writes received and judged data.
 
     Attributes:
-        trouble: why nothing could be stored the last time; None while all is well.
-        spans: how many were stored since the start.
-        last_number: the number of the last span that is stored.
+        trouble: why the last write failed; None after a success.
+        spans: the number of spans stored since the start.
+        last_number: the number of the last stored span.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Storage:
     ) -> None:
         """
         Args:
-            lock: of the pipeline.
+            lock: the lock of the pipeline.
             rows_every_ns: how long the rows of requests may wait.
         """
         self._writer, self._judge, self._launches, self._lock = writer, judge, launches, lock
@@ -69,27 +69,27 @@ class Storage:
         self.trouble: str | None = None
         self.spans = 0
         self.due: dict[Key, None] = {}
-        """The requests with rows that are being written: the changed ones of a moment ago."""
+        """The requests with rows that are being written."""
         self._due_number = self.last_number = writer.last_number()
-        """The last span that the due rows know of, and that is stored."""
+        """The last stored span that the due rows include."""
         self._rows_at = time.monotonic_ns() - rows_every_ns
         self._folded_at = time.monotonic_ns()
         self._marked: BoundedDict[str, None] = BoundedDict(MAX_MARKED)
-        """The ids of the latest markers: every heartbeat repeats how many events were dropped."""
+        """The ids of the latest markers: every heartbeat repeats the number of dropped events."""
         self._catching_up = threading.Lock()
 
     @property
     def spans_behind(self) -> int:
-        """Spans that are stored and not judged: only while a sidecar that has just started reads back what it knew."""
+        """The number of stored spans that are not judged: only while a restarted sidecar reads back its state."""
         return self.last_number - self._judge.judged if self._judge.is_behind else 0
 
     def rows_are_due(self) -> bool:
-        """Whether rows have waited for long enough, or there are many."""
+        """Whether rows have waited long enough, or there are many."""
         waited_ns = time.monotonic_ns() - self._rows_at
         return waited_ns >= self._rows_every_ns or len(self._judge.dirty) >= self._most_dirty
 
     def write(self, *, rows: bool) -> None:
-        """Write what has changed since the last batch; with `rows`, also some of those of requests.
+        """Write changes since the last batch; with `rows`, also some rows of requests.
 
         Raises:
             StoreError: nothing was stored.
@@ -107,19 +107,18 @@ class Storage:
             self.write(rows=True)
 
     def write_changes(self) -> None:
-        """Write findings that have changed and events of hand-offs, and try again what could not be stored. Raises
-        StoreError."""
+        """Write changed findings and events of hand-offs, and retry failed writes. Raises StoreError."""
         if self._judge.changed or self._judge.handoffs or self.trouble is not None:
             self.write(rows=False)
 
     def write_launches(self) -> None:
-        """Write launches that have changed. Raises StoreError."""
+        """Write changed launches. Raises StoreError."""
         if self._launches.changed:
             self.write(rows=False)
 
     def catch_up(self) -> None:
-        """Write what rows are missing, for somebody who asks for them: what was acknowledged is seen at once, unless there is
-        much of it. All who ask within `CATCH_UP_S` are served together."""
+        """Write pending rows for a reader, so that acknowledged data is visible at once, unless there is too much of it.
+        Readers within `CATCH_UP_S` are served together."""
         until_s = time.monotonic() + MAX_CATCH_UP_S
         if not self._catching_up.acquire(timeout=MAX_CATCH_UP_S):
             return
@@ -141,8 +140,8 @@ class Storage:
     def commit(
         self, came: ReceivedRequest | None = None, engines: Mapping[str, Mapping[str, str]] | None = None, *, rows: bool
     ) -> None:
-        """Write a request of spans with how its `engines` describe themselves, findings and sums, and with `rows` those of
-        some requests. What could not be written goes with the next batch. The caller holds the lock.
+        """Write a request of spans with the descriptions of its `engines`, findings and sums, and with `rows` also rows of
+        some requests. Failed writes are retried with the next batch. The caller holds the lock.
 
         Raises:
             StoreError: nothing was stored.
@@ -187,7 +186,7 @@ class Storage:
         self.last_number = number
 
     def fold(self) -> None:
-        """Do in the store what is cheaper for many spans and requests at a time. To be called every second or so."""
+        """Run maintenance of the store that is cheaper for many spans and requests at once. Call it about every second."""
         if self._judge.is_behind:  # the chunks are being read
             return
         some = time.monotonic_ns() - self._folded_at > FOLD_NS
@@ -196,13 +195,13 @@ class Storage:
             self._folded_at = time.monotonic_ns()
 
     def prune(self, *, retain_ns: int, most_bytes: int | None = None) -> None:
-        """Drop from the store what is older than `retain_ns`, and the oldest where it takes more than `most_bytes`. Batches
-        come in between."""
+        """Drop data older than `retain_ns` from the store, and the oldest data if it exceeds `most_bytes`. Batches are
+        written in between."""
         steps = self._writer.prune(before_ns=time.time_ns() - retain_ns, most_bytes=most_bytes)
         self._in_steps(lambda: next(steps, None) is not None)
 
     def is_filling(self) -> bool:
-        """Whether the store comes near to its bound, and should be pruned before it is due."""
+        """Whether the store is close to its quota, and should be pruned early."""
         with self._lock:
             return self._writer.is_filling()
 
@@ -211,17 +210,17 @@ class Storage:
         self._writer.close()
 
     def _in_steps(self, step: Callable[[], bool]) -> None:
-        """Do something that takes long, until a step says that there was nothing left to do."""
+        """Run a long task in steps, until a step reports that nothing is left to do."""
         while True:
             began_s = time.monotonic()
             with self._lock:
                 if not step():
                     return
-            time.sleep(time.monotonic() - began_s)  # as long as it took: ingest has its turn
+            time.sleep(time.monotonic() - began_s)  # pause for as long as the step took, so that ingest continues
 
     def _next_rows(self, number: int, *, due: bool) -> tuple[dict[Key, None], int | None]:
-        """The requests with rows that are written next; and the number of the span that all rows know of then, if it changes.
-        Where none are due, those with new findings."""
+        """The requests with rows that are written next, and the number of the last span that all rows include then, if it
+        changes. If none are due, requests with new findings."""
         judge = self._judge
         if not due:
             return dict.fromkeys((finding.engine, finding.request) for finding in judge.changed.values()), None
@@ -245,6 +244,6 @@ class Storage:
         with self._errors.caught(Where.ROWS, f"request {account.request} is not shown as it is"):
             known = {**account.as_dict(), "verdict": verdict, "findings": findings, "unknown": unknown}
             known |= measures_of(account, known["causes"])
-            # Without a start, every event of it waits for one that is missing before it.
+            # Without a start, all its events wait for a missing earlier event.
             lane = lane_of(account, verdict=verdict, findings=findings) if account.started_ns else None
             batch.requests.append(row_of(known, lane))

@@ -1,5 +1,5 @@
-"""The sums of what the offload saved and of what memory would have saved, event by event; each counts once, however often it
-is read back."""
+"""Sums of savings and of the estimated effect of more memory, event by event; each event counts once, however often it is
+read back."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Sums:
 
     Attributes:
         savings: the sums to be written.
-        wasted: what admissions computed again, to be written.
-        handed_over: the ends of hand-offs that are to be counted.
-        is_recalling: while a start reads back: what is summed up already is followed all the same, since what comes is
-            compared with it.
+        wasted: tokens that admissions recomputed, to be written.
+        handed_over: the ends of hand-offs to be counted.
+        is_recalling: whether a start reads back events: these are already summed up, but are tracked, since later events are
+            compared with them.
     """
 
     def __init__(self, summed_before: Mapping[str, int], errors: InternalErrors) -> None:
-        """`summed_before` has by recorder the highest number that is in the sums of an earlier tracer."""
+        """`summed_before` has the highest number in the sums of an earlier tracer, by recorder."""
         self.savings = SavingsCounter()
         self.wasted: list[WastedTokens] = []
         self.handed_over: list[HandedOver] = []
@@ -37,22 +37,22 @@ class Sums:
         self._read_back: set[tuple[str, int]] = set()
 
     def expect_again(self, events: Iterable[Event]) -> None:
-        """Events are about to be read back."""
+        """Note that events are about to be read back."""
         self._read_back.update((event.recorder, event.sequence) for event in events if event.request is not None)
 
     def expect_first(self, events: Iterable[Event]) -> None:
-        """Events are about to be judged for the first time, though their numbers were known before."""
+        """Note that events with known numbers are about to be judged for the first time."""
         for event in events:
             if event.sequence <= self._summed_before.get(event.recorder, -1):
                 self._summed_before[event.recorder] = event.sequence - 1
 
     def entered(self, event: Event, _: Account) -> None:
-        """An event was entered into its account, and its fact was summed up."""
+        """Note that an event was entered into its account and its fact summed up."""
         if self._read_back:
             self._read_back.discard((event.recorder, event.sequence))
 
     def sum_up(self, fact: Fact, account: Account) -> None:
-        """Enter a fact into the phases of its request, and sum it up. Where its event was read back, the sums are stored
+        """Enter a fact into the phases of its request, and sum it up. If its event was read back, the sums are stored
         already."""
         event = fact.event
         try:
@@ -72,7 +72,7 @@ class Sums:
             self._errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")
 
     def explain(self, by: Event, breakdown: Breakdown) -> None:
-        """Sum up the parts of a prompt, which an event has made final, unless an earlier tracer has done it."""
+        """Sum up the parts of a prompt that an event has made final, unless an earlier tracer has done so."""
         event = breakdown.event
         try:
             if by.sequence > self._summed_before.get(by.recorder, -1):
@@ -85,10 +85,10 @@ class Sums:
             self._errors.count(Where.SAVINGS, error, f"the causes of span {event.span_id} are not summed up")
 
     def handoff_ended(self, ended: HandedOver) -> None:
-        """A hand-off has ended on one side; where an earlier tracer has seen that, it is counted already."""
+        """Count a hand-off that has ended on one side, unless an earlier tracer has counted it."""
         if ended.event.sequence > self._summed_before.get(ended.event.recorder, -1):
             self.handed_over.append(ended)
 
     def reset(self, event: Reset) -> None:
-        """A connector was asked to forget what it holds."""
+        """Note that a connector's cache was reset."""
         self._online_curve.reset(event)

@@ -1,5 +1,5 @@
-"""The store of a fleet: ClickHouse, where any number of tracers write and any number of apis read.
+"""The store of a fleet: ClickHouse, with any number of tracers that write and any number of APIs that read.
 
-Spans are in the tables of the OpenTelemetry Collector's ClickHouse exporter, so that whatever reads those reads them; all
-else is beside them in tables of our own. Every table is idempotent by its key: what is written twice is there once.
+Spans are in the tables of the OpenTelemetry Collector's ClickHouse exporter, so that its readers can read them; all
+other data is in kvtrail's own tables. Every table is idempotent by its key: a repeated write makes no duplicates.
 """

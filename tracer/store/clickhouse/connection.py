@@ -1,7 +1,7 @@
-"""The way to ClickHouse: an address, the client of ClickHouse's makers, and errors in one sentence.
+"""The connection to ClickHouse: its address, the official client, and errors in one sentence.
 
 An address is `clickhouse://user:password@host:port/database?setting=value`, or `chdb:///folder?database=name` for
-ClickHouse's own engine within this process, as the tests have it.
+ClickHouse's engine within this process, which the tests use.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from urllib.parse import parse_qsl, urlsplit
 from kvtrail.tracer.store import StoreError, queries
 
 DATABASE = "kvtrail"
-"""The database, where the address names none."""
+"""The default database."""
 _SCHEMES = ("clickhouse://", "clickhouses://", "chdb://")
 _DEFAULTS = {
     "async_insert": "1",  # the server merges the small inserts of many tracers,
-    "wait_for_async_insert": "1",  # and answers when they are on its disk
-    "autogenerate_session_id": "false",  # a session takes one query at a time
+    "wait_for_async_insert": "1",  # and answers after they are on disk
+    "autogenerate_session_id": "false",  # a session allows only one query at a time
     "connect_timeout": "5",
     "send_receive_timeout": "60",
 }
-"""Settings of a server and its client, where the address says nothing else."""
+"""Default settings of the server and its client."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Address:
-    """An address, taken apart. As text it is without its password.
+    """A parsed address. Its text form omits the password.
 
     Attributes:
         place: its scheme, host, port and database.
         database: its name.
-        replicated: whether its tables are to be replicated: `?replicated=1`.
-        client: how it is reached, in the client's words.
+        replicated: whether its tables are replicated: `?replicated=1`.
+        client: connection parameters of the client.
         options: further settings of the client and of the server.
     """
 
@@ -48,7 +48,7 @@ class Address:
 
     @staticmethod
     def is_one(text: str) -> bool:
-        """Whether a text is an address, and not a path."""
+        """Whether a text is an address rather than a path."""
         return text.startswith(_SCHEMES)
 
     @classmethod
@@ -86,7 +86,7 @@ class Database(queries.Database):
     sum_of, divided = "sum({})", "intDiv({}, {})"
 
     def __init__(self, address: Address, *, create: bool = False) -> None:
-        """With `create`, the database is made where it does not exist.
+        """With `create`, the database is created if it does not exist.
 
         Raises:
             StoreError: the client is not installed, nothing answers at the address, or it refuses.
@@ -94,7 +94,7 @@ class Database(queries.Database):
         address.check_client()
         import clickhouse_connect
 
-        # It logs each failure with a traceback; here a failure is a sentence, and tried again.
+        # It logs each failure with a traceback; kvtrail reports a failure in one sentence, and retries.
         for name in ("clickhouse_connect", "urllib3"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self.address = address
@@ -108,7 +108,7 @@ class Database(queries.Database):
             self._client = clickhouse_connect.get_client(database=self.address.database, **of)
 
     def command(self, statement: str) -> None:
-        """Run a statement that has no rows."""
+        """Run a statement without a result."""
         with self._telling("change"):
             self._client.command(statement)
 
@@ -120,7 +120,7 @@ class Database(queries.Database):
             return list(self._client.query(select, parameters=values).result_rows)
 
     def blocks(self, select: str, **values: Any) -> Iterator[list[Any]]:
-        """The same rows in lists, as they come."""
+        """Stream the same rows in lists."""
         with self._telling("read"), self._client.query_row_block_stream(select, parameters=values) as stream:
             for block in stream:
                 yield list(block)
@@ -136,7 +136,7 @@ class Database(queries.Database):
         self._client.close()
 
     def _types_of(self, table: str) -> dict[str, str]:
-        """The types of a table's columns, asked for once."""
+        """The types of a table's columns, queried once."""
         if table not in self._types:
             rows = self._client.query(f"DESCRIBE TABLE {table}").result_rows
             self._types[table] = {name: type_ for name, type_, *_ in rows}
@@ -151,7 +151,7 @@ class Database(queries.Database):
 
 
 def _reason(error: BaseException) -> str:
-    """The system's error, where there is one; else that of the client or the server."""
+    """The operating system's error, if there is one; otherwise the error of the client or the server."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

@@ -1,5 +1,5 @@
-"""The events of hand-offs in ClickHouse, by what the hand-offs are called: here the sidecars of a fleet find the other sides
-of those that they have one side of."""
+"""The events of hand-offs in ClickHouse, by the hand-off's name: the sidecars of a fleet find the other sides of their
+hand-offs here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rows_of(row: HandoffRow, *, tracer: str, number: Callable[[], int]) -> Itera
 
 
 def read(database: Database, keys: Collection[str], *, but: str = "") -> list[HandoffRow]:
-    """The events of these hand-offs, those of each sidecar in the order in which it entered them, without those of one."""
+    """The events of these hand-offs, in each sidecar's order of entry, without the events of one sidecar."""
     found: dict[tuple[str, int, str], HandoffRow] = {}
     names = iter(keys)
     while some := [*islice(names, ASKED_TOGETHER)]:

@@ -1,7 +1,7 @@
 """Lanes in ClickHouse: the requests of a window of time, or a fair sample of them.
 
-`tier` is drawn by lot from the request's id (`request_rows.tier_of`). Of a window with more requests than can be shown, the
-highest tiers are shown. That is the same fair sample at every update, and it has all findings unless they alone are too many.
+`tier` is a pseudorandom function of the request's id (`request_rows.tier_of`). If a window has too many requests, the highest
+tiers are shown. This is the same fair sample at every update, and it has all findings unless they alone are too many.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COLUMNS = ", ".join(_LAST_NS if name == "last_ns" else name for name in _FIELDS
 
 
 class LaneReader(RequestReader):
-    """The part of `Reader` that is about lanes."""
+    """The part of `Reader` for lanes."""
 
     def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
         conditions, values = self.meeting(
@@ -37,7 +37,7 @@ class LaneReader(RequestReader):
         )
         values |= {"from_ns": window.from_ns, "live": [*live]}
         counts = dict(self.ask(f"SELECT tier, count() {overlapping} GROUP BY tier", **values))
-        # Half of the room is for requests without findings: what is wrong is seen beside what is usual.
+        # Half of the lanes are for requests without findings, so that findings are shown beside normal requests.
         drifting = _choose(counts, FINDINGS_TIER, room=max(1, window.limit // 2))
         others = _choose(counts, 0, room=window.limit - drifting.count)
         rows = [
@@ -74,7 +74,7 @@ class _Choice:
 
 
 def _choose(counts: Mapping[int, int], base: int, *, room: int) -> _Choice:
-    """As many whole tiers as there is room for, from the highest down; part of the highest, if it alone is too large."""
+    """As many whole tiers as fit, from the highest down; a part of the highest tier, if it alone is too large."""
     high = low = base + LOTS - 1
     chosen = 0
     for tier in range(high, base - 1, -1):

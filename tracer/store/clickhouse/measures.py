@@ -1,4 +1,4 @@
-"""What requests are measured by, in ClickHouse."""
+"""Measures of requests in ClickHouse."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _OF_CAUSE = "tokens['{}']"
 
 
 def met(where: Sequence[Condition]) -> tuple[str, dict[str, Any]]:
-    """A condition on a row of a request that its measures meet these, and the values of its parameters."""
+    """The SQL condition that a request's measures meet these conditions, and the values of its parameters."""
     conditions, values = all_of(measures.conditions(where, _OF_CAUSE))
     return f"(engine, request) IN (SELECT engine, request FROM kvtrail_request_measures FINAL {conditions})", values
 
 
 class MeasureReader(measures.MeasureReader, Database):
-    """The part of `Reader` that is about the measures of requests."""
+    """The part of `Reader` for the measures of requests."""
 
     of_cause = _OF_CAUSE
 

@@ -13,12 +13,12 @@ from kvtrail.tracer.store.reader import Reader
 
 
 class ClickHouseReader(spans.SpanReader, lanes.LaneReader, measures.MeasureReader, Reader):
-    """The reading side, over all tracers."""
+    """The reading side over the data of all tracers."""
 
     pairs = "groupArray((measure, total))"
 
     def __init__(self, address: Address, *, is_first: bool = False) -> None:
-        """With `is_first`, tables that no tracer has made yet are made, and are empty.
+        """With `is_first`, missing tables are created empty.
 
         Raises:
             StoreError: there is no such ClickHouse, or its tables are not those of this kvtrail.
@@ -37,16 +37,16 @@ class ClickHouseReader(spans.SpanReader, lanes.LaneReader, measures.MeasureReade
             version = 0
         if is_first and not version:
             schema.make(self)
-            version = schema.VERSION  # a tracer notes it, with how long it keeps what they have
+            version = schema.VERSION  # a tracer writes it, with the retention time of the tables
         schema.check(self, version)
 
     def measures_of(self, pairs: Any) -> dict[str, int]:
         return dict(pairs)
 
     def ping(self) -> None:
-        """Raises StoreError if nothing can be read now."""
+        """Raises StoreError if the store cannot be read now."""
         self.ask("SELECT 1")
 
     def handoffs(self, keys: Collection[str]) -> list[HandoffRow]:
-        """The events of the hand-offs that are called so."""
+        """The events of the hand-offs with these names."""
         return handoffs.read(self, keys)

@@ -12,7 +12,7 @@ from kvtrail.tracer.store.clickhouse.connection import Database
 
 
 class RequestReader(requests.RequestReader, Database):
-    """The part of `Reader` that is about requests."""
+    """The part of `Reader` for requests."""
 
     find, stored = "position", "engine, status, outcome, account"
 

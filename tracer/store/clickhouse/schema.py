@@ -1,12 +1,12 @@
-"""The tables in ClickHouse, and how they are made and changed.
+"""The tables in ClickHouse: creation and changes.
 
 `otel_traces`, `otel_traces_trace_id_ts` and its view have the columns of the OpenTelemetry Collector's ClickHouse exporter,
-so that Grafana's data source and ClickStack read them, and further columns of kvtrail, which they ignore. If the
-exporter made them before, they are kept as it made them.
+so that Grafana's data source and ClickStack can read them, and further columns of kvtrail, which they ignore. Tables that the
+exporter created are kept.
 
-A span, a request, a finding, an engine or a launch replaces its older row (ReplacingMergeTree): the key says what
-it is, `written` which row is newer. A sum is a running total of one tracer, which replaces the one before; `number` says
-up to which batch it counts. So nothing counts twice, however often a batch is sent. Times are Unix nanoseconds (`_ns`) or
+A span, a request, a finding, an engine or a launch replaces its older row (ReplacingMergeTree): the key identifies
+it, `written` orders its rows. A sum is a running total of one tracer, which replaces the one before; `number` is
+the last batch that it includes. So nothing counts twice, however often a batch is sent. Times are Unix nanoseconds (`_ns`) or
 seconds (`_s`).
 """
 
@@ -19,10 +19,10 @@ from kvtrail.tracer.store.measures import NUMBERS, TOKENS
 
 VERSION = 7
 _LONGEST_HOURS = 20 * 366 * 24
-"""ClickHouse's DateTime ends in 2106, and wraps around after it."""
+"""ClickHouse's DateTime wraps around in 2106."""
 
 DIMENSIONS = ("service", "node", "model")
-"""What every row says of its engine, besides its id. The node is the engine's pod, or else its host."""
+"""The columns that describe a row's engine, besides its id. The node is the engine's pod, or else its host."""
 _DIMENSIONS = "engine LowCardinality(String), " + ", ".join(f"{name} LowCardinality(String)" for name in DIMENSIONS)
 _DAY_OF = "PARTITION BY toDate(toDateTime(intDiv({}, 1000000000)))"
 
@@ -71,7 +71,7 @@ OUR_COLUMNS = f"""ALTER TABLE otel_traces
     ADD INDEX IF NOT EXISTS idx_request Request TYPE bloom_filter(0.001) GRANULARITY 1,
     ADD INDEX IF NOT EXISTS idx_named Named TYPE bloom_filter(0.001) GRANULARITY 1,
     ADD INDEX IF NOT EXISTS idx_number Number TYPE minmax GRANULARITY 1"""
-"""`Number` grows as spans arrive; `Typed` names the attributes with JSON as their text and no string (see `spans`)."""
+"""`Number` grows as spans arrive; `Typed` names the attributes whose text is JSON (see `spans`)."""
 
 TRACE_TIMES = """CREATE TABLE IF NOT EXISTS otel_traces_trace_id_ts (
     TraceId String CODEC(ZSTD(1)),
@@ -102,7 +102,7 @@ REQUESTS = f"""CREATE TABLE IF NOT EXISTS kvtrail_requests (
 ) ENGINE = {{engine}}ReplacingMergeTree(written)
 {_DAY_OF.format("started_ns")}
 ORDER BY (engine, request)"""
-"""Requests with their lanes in the live view, which have no `tier` before they have one."""
+"""Requests with their lanes in the live view; `tier` is NULL until a request has a lane."""
 
 MEASURES = f"""CREATE TABLE IF NOT EXISTS kvtrail_request_measures (
     {_DIMENSIONS}, request String, started_ns Int64, last_ns Int64,
@@ -113,7 +113,7 @@ MEASURES = f"""CREATE TABLE IF NOT EXISTS kvtrail_request_measures (
 ) ENGINE = {{engine}}ReplacingMergeTree(written)
 {_DAY_OF.format("started_ns")}
 ORDER BY (engine, request)"""
-"""What requests are filtered, counted and grouped by; `tokens` are those of their prompts by cause."""
+"""Columns by which requests are filtered, counted and grouped; `tokens` has their prompts' tokens by cause."""
 
 FINDINGS = f"""CREATE TABLE IF NOT EXISTS kvtrail_findings (
     id String, {_DIMENSIONS}, request String, connector LowCardinality(String),
@@ -154,7 +154,7 @@ LAUNCHES = """CREATE TABLE IF NOT EXISTS kvtrail_launches (
     time DateTime64(9) ALIAS fromUnixTimestamp64Nano(coalesce(ended_ns, began_ns))
 ) ENGINE = {engine}ReplacingMergeTree(written)
 ORDER BY (engine, launch, tracer)"""
-"""A launch may be known to several tracers; `liveness.engine.agreed` says what they know together."""
+"""Several tracers may know a launch; `liveness.engine.agreed` combines their knowledge."""
 
 HANDOFFS = """CREATE TABLE IF NOT EXISTS kvtrail_handoffs (
     key String, engine LowCardinality(String), recorder String, sequence UInt64, kind LowCardinality(String), at_ns Int64,
@@ -164,7 +164,7 @@ HANDOFFS = """CREATE TABLE IF NOT EXISTS kvtrail_handoffs (
 ) ENGINE = {engine}ReplacingMergeTree(written)
 ORDER BY (key, recorder, sequence, request)
 SETTINGS index_granularity = 512"""
-"""The events of hand-offs, by what these are called; a heartbeat once for each hand-off that waits for time to pass."""
+"""The events of hand-offs, by the hand-off's name; a heartbeat is stored once for each hand-off with a running deadline."""
 
 MARKERS = """CREATE TABLE IF NOT EXISTS kvtrail_markers (
     id String, kind LowCardinality(String), at_ns Int64, engine String, text String, earliest UInt64,
@@ -176,7 +176,7 @@ SCHEMA = """CREATE TABLE IF NOT EXISTS kvtrail_schema (
     version UInt32, retain_hours Float64, written UInt64
 ) ENGINE = {engine}ReplacingMergeTree(written)
 ORDER BY tuple()"""
-"""One row: the version of the tables, and how long they keep what they have."""
+"""One row: the version of the tables, and their retention time."""
 
 _STATEMENTS = (
     SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, MEASURES, FINDINGS, SAVINGS, WASTE, ENGINES, LAUNCHES,
@@ -192,14 +192,14 @@ _ENDS = {
     "kvtrail_handoffs": "toDateTime(intDiv(at_ns, 1000000000))",
     "kvtrail_markers": "toDateTime(intDiv(at_ns, 1000000000))",
 }
-"""The tables that drop what is old, and when a row of each begins to be it. Findings, engines and their launches stay."""
+"""The tables that drop old rows, and the column with a row's time. Findings, engines and their launches are kept."""
 
 
 def make(database: Database) -> tuple[int, float]:
-    """Make the tables that are not there; returns what `stored` gave before. Several may do so at once.
+    """Create missing tables; returns the earlier result of `stored`. Several tracers may do so at once.
 
     Raises:
-        StoreError: the tables are those of another kvtrail, or this one may not make them.
+        StoreError: the tables belong to another version of kvtrail, or this one may not create them.
     """
     engine = "Replicated" if database.address.replicated else ""
     database.command(SCHEMA.format(engine=engine))
@@ -212,7 +212,7 @@ def make(database: Database) -> tuple[int, float]:
 
 
 def check(database: Database, version: int) -> None:
-    """Raises StoreError if tables of this version are those of another kvtrail."""
+    """Raises StoreError if the tables belong to another version of kvtrail."""
     if version != VERSION:
         raise StoreError(
             f"{database.address} has schema {version}, and this kvtrail uses schema {VERSION}; choose another database"
@@ -220,10 +220,10 @@ def check(database: Database, version: int) -> None:
 
 
 def prepare(database: Database, *, retain_hours: float, now_ns: int) -> None:
-    """Make the tables that are not there, and have them keep their rows for so long. Several tracers may do so at once.
+    """Create missing tables, and set the retention time of all. Several tracers may do so at once.
 
     Raises:
-        StoreError: the tables are those of a newer kvtrail, or this one may not make them.
+        StoreError: the tables belong to a newer kvtrail, or this one may not create them.
     """
     version, retained = make(database)
     if retained != retain_hours:
@@ -235,6 +235,6 @@ def prepare(database: Database, *, retain_hours: float, now_ns: int) -> None:
 
 
 def stored(database: Database) -> tuple[int, float]:
-    """The version of the tables, and for how many hours they keep their rows; zeros if there are none yet."""
+    """The version of the tables, and their retention time in hours; zeros if there are none yet."""
     rows = database.ask("SELECT version, retain_hours FROM kvtrail_schema FINAL")
     return rows[0] if rows else (0, 0.0)

@@ -1,8 +1,8 @@
-"""Spans as rows of `otel_traces`, and back, without loss of what a `Span` has.
+"""Lossless conversion of spans to rows of `otel_traces`, and back.
 
-The exporter's schema knows only text for the values of attributes. `Typed` names those with a text that is JSON and no
-string: `s:` and the key for one of the span, `r:` of its resource, `e:` of its events. What another program wrote has no
-such names, and is all text.
+In the exporter's schema all attribute values are texts. `Typed` names the attributes whose text is JSON: `s:` and the key
+for one of the span, `r:` of its resource, `e:` of its events. Rows of other programs have no such names: all their values
+are strings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COLUMNS = (
     "ScopeName", "SpanAttributes", "Duration", "StatusCode", "StatusMessage", "Events.Timestamp", "Events.Name",
     "Events.Attributes", "Number", "Typed",
 )  # fmt: skip
-"""What a row is made of; the columns that are not named here stay empty."""
+"""The columns that are written; all others stay empty."""
 _SELECTED = (
     "Number, toUnixTimestamp64Nano(Timestamp), TraceId, SpanId, ParentSpanId, SpanName, ResourceAttributes, ScopeName,"
     " SpanAttributes, Duration, StatusCode, StatusMessage,"
@@ -37,11 +37,11 @@ _ITS_SPANS = (
     "TraceId = {trace_id:String} AND TraceId != '' AND Request = ''",
     "Named = {external:String} AND Named != '' AND Request = ''",
 )
-"""The spans of a request, the foreign ones of its trace, and those that name it."""
+"""Conditions for the spans of a request, the foreign spans of its trace, and the foreign spans that name it."""
 _NEAR_NS = 3600 * 10**9
-"""The spans of a request begin at most so long before it began, or after it ended."""
+"""Maximum time between a request's spans and its begin or end."""
 _LONGEST_NS = 24 * _NEAR_NS
-"""A span lasts no longer."""
+"""Maximum duration of a span."""
 _KIND = {True: "Internal", False: "Unspecified"}
 
 
@@ -96,7 +96,7 @@ def span_of(row: Sequence[Any]) -> tuple[int, Span]:
 
 
 class SpanReader(Database):
-    """The part of `Reader` that is about spans."""
+    """The part of `Reader` for spans."""
 
     def spans_of(self, account: StoredRequest, *, limit: int = 20_000) -> list[Span]:
         # A part for each index: with OR between them, none would be used.
@@ -127,7 +127,7 @@ class SpanReader(Database):
 
     def spans(self, *, since_ns: int, until_ns: int) -> Iterator[list[Span]]:
         blocks = self.blocks(
-            # Each span once, where the table is ours. Unlike FINAL it is no error where the Collector's exporter made it.
+            # Each span once, if the table is ours. Unlike FINAL, this is not an error if the Collector's exporter created it.
             f"""SELECT {_SELECTED} {_NEAR}
               AND {_END_NS} BETWEEN {{since_ns:Int64}} AND {{to_ns:Int64}} - 1
               AND ScopeName = {{ours:String}}
@@ -142,7 +142,7 @@ class SpanReader(Database):
             yield [span_of(row)[1] for row in rows]
 
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
-        # The rows of a step have a number each: where one tail ends, the next goes on.
+        # Each row of a step has its own number, so the next query continues after the last row.
         rows = self.ask(
             f"SELECT {_SELECTED} FROM otel_traces WHERE Number > {{after:UInt64}}"
             " ORDER BY Number LIMIT 1 BY TraceId, SpanId LIMIT {limit:UInt32}",

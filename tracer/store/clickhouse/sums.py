@@ -1,8 +1,8 @@
-"""The sums of savings in ClickHouse, as a tracer writes them.
+"""A tracer's sums of savings in ClickHouse.
 
-ClickHouse has no transaction over several tables, and may be asked to write a batch again after it had written a part.
-So what is written is not what a batch adds but what this tracer has counted in all, with the number of the last batch in
-it. A batch that a sum includes already adds nothing to it. To read a sum is to add up those of all tracers.
+ClickHouse has no transaction over several tables, and a batch may be sent again after a part of it was written.
+So each row has the tracer's running total instead of the increment, and the number of the last batch in
+it. A batch that a sum already includes adds nothing. A query adds up the sums of all tracers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvtrail.tracer.store.clickhouse.schema import DIMENSIONS
 from kvtrail.tracer.store.request_rows import LARGEST
 
 _MAX_STRETCHES = 500
-"""Intervals with sums held in memory; those of others are read when needed."""
+"""Maximum number of intervals with sums in memory; other sums are read on demand."""
 _KEYS = ("step_s", "at_s", "engine", "connector", "epoch", "measure")
 _AT, _ENGINE = _KEYS.index("at_s"), _KEYS.index("engine")
 TABLE = "kvtrail_savings"
@@ -36,11 +36,11 @@ class Sums:
         """`described` gives the dimensions of an engine."""
         self._database, self._tracer, self._described = database, tracer, described
         self._held: OrderedDict[int, dict[RowKey, Total]] = OrderedDict()
-        """By stretch of time: all its totals."""
+        """The totals, by interval."""
 
     def rows(self, batches: Sequence[tuple[int, Batch]]) -> list[tuple[Any, ...]]:
-        """The rows that include what these batches add, each given with its number. What a row had already is not added
-        again."""
+        """The rows with the increments of these batches, each given with its number. An increment that a row already includes
+        is not added again."""
         cells: list[tuple[int, Mapping[RowKey, int]]] = [
             (number, by_step(batch.savings.items())) for number, batch in batches
         ]
@@ -54,14 +54,14 @@ class Sums:
         return [(*key, *total, self._tracer, *self._described(key[_ENGINE])) for key, total in grown.items()]
 
     def written(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Take the totals of these rows for those that are stored."""
+        """Note that the totals of these rows are stored."""
         for row in rows:
             self._hold(row)
         while len(self._held) > _MAX_STRETCHES:
             self._held.popitem(last=False)
 
     def _recall(self, stretches: Iterable[int]) -> None:
-        """Read the totals of stretches that are not held: what this tracer wrote before it was started, or long ago."""
+        """Read the totals of intervals that are not in memory: this tracer wrote them before its start, or long ago."""
         missing = [at_s for at_s in stretches if at_s not in self._held]
         if not missing:
             return

@@ -1,7 +1,7 @@
-"""The writing side of the store in ClickHouse: what batches have becomes rows of each table.
+"""The writing side of the store in ClickHouse: converts batches to rows of each table.
 
-Batches are written table by table, and have been written when the last table has them. Those that failed half-way are
-written again as a whole, which changes nothing where they were written before (`schema`, `sums`).
+Batches are written table by table, and are complete when the last table has them. A batch that failed half-way is
+written again as a whole, which makes no duplicates (`schema`, `sums`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NO_LANE = (None, (), ())
 
 
 class ClickHouseWriter:
-    """The writing side of one tracer; makes the tables. Not thread-safe."""
+    """The writing side of one tracer; creates the tables. Not thread-safe."""
 
     def __init__(self, address: Address, *, tracer: str, retain_hours: float) -> None:
-        """`tracer` tells this tracer's sums from those of others; it is the same at every start.
+        """`tracer` distinguishes this tracer's sums from other tracers'; it is the same at every start.
 
         Raises:
-            StoreError: there is no such ClickHouse, or its tables are those of a newer kvtrail.
+            StoreError: there is no such ClickHouse, or its tables belong to a newer kvtrail.
         """
         self._database = Database(address, create=True)
         self._tracer, self._latest = tracer, 0
@@ -52,11 +52,11 @@ class ClickHouseWriter:
         self._savings = sums.Sums(self._database, tracer, self._dimensions)
 
     def ship(self, batches: Sequence[tuple[int, Batch]]) -> Sequence[Exception]:
-        """Write batches together, given with their numbers, which grow. What was written under its number before is not
-        there twice. Returns an error for each part that no database can hold.
+        """Write batches together, given with their increasing numbers. A batch that was written before makes no duplicates.
+        Returns an error for each part that no database can hold.
 
         Raises:
-            StoreError: not all of it was written; it is to be written again.
+            StoreError: not everything was written; write it again.
         """
         unfit: list[Exception] = []
         every = [batch for _, batch in batches]
@@ -85,7 +85,7 @@ class ClickHouseWriter:
         return unfit
 
     def handoffs(self, keys: Collection[str]) -> list[HandoffRow]:
-        """What other tracers have of the hand-offs that are called so. Raises StoreError."""
+        """Events of other tracers for hand-offs with these names. Raises StoreError."""
         return handoffs.read(self._database, keys, but=self._tracer)
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class ClickHouseWriter:
             self._database.insert(table, columns, rows)
 
     def _next(self) -> int:
-        """A number larger than all before: about the time, in Unix nanoseconds."""
+        """A number larger than all earlier ones: about the time, in Unix nanoseconds."""
         self._latest = max(self._latest + 1, time.time_ns())
         return self._latest
 
@@ -110,12 +110,12 @@ class ClickHouseWriter:
             if batch.chunk is not None:
                 try:
                     rows += [spans.row_of(span, self._next()) for span in self._decoder.spans(batch.chunk.payload)]
-                except ValueError as error:  # damaged where it waited: those after it must not wait for it
+                except ValueError as error:  # damaged in the outbox: later batches must not wait for it
                     unfit.append(error)
         return rows
 
     def _handoff_rows(self, batches: Iterable[Batch], unfit: list[Exception]) -> list[Row]:
-        """The rows of events with a known name of their hand-off; the others follow when it is known."""
+        """The rows of events with a known hand-off name; the others are written when it is known."""
 
         def named(row: HandoffRow) -> Row:
             return tuple(handoffs.rows_of(row, tracer=self._tracer, number=self._next))
@@ -124,7 +124,7 @@ class ClickHouseWriter:
         return [row for rows in events for row in rows]
 
     def _engine_rows(self, batches: Iterable[Batch]) -> list[Row]:
-        """What is new of engines. A later description replaces an earlier one, but for what it leaves empty."""
+        """New descriptions of engines. A later description replaces an earlier one, except for its empty fields."""
         descriptions: dict[str, dict[str, Any]] = {}
         for engine, about in ((engine, about) for batch in batches for engine, about in batch.engines.items()):
             known = self._engines.get(engine) or {**dict.fromkeys(DESCRIPTION, ""), "first_ns": self._next()}
@@ -159,12 +159,12 @@ class ClickHouseWriter:
 
 
 def _marker_row(marker: Marker) -> Row:
-    """Of two rows with one id, the earlier stays."""
+    """The earlier one of two rows with the same id is kept."""
     return (*engines.marker_row(marker), _LATEST - marker.at_ns)
 
 
 def _fitting(row_of: Callable[[Any], Row], parts: Iterable[Any], unfit: list[Exception]) -> list[Row]:
-    """The rows of those parts that ClickHouse can hold; of the others, errors are added."""
+    """The rows of the parts that ClickHouse can hold; for the others, errors are added."""
     rows = []
     for part in parts:
         try:

@@ -1,1 +1,1 @@
-"""The default store: one SQLite file. `store` opens it; each other file is one table and the queries on it."""
+"""The default store: one SQLite file. `store` opens it; each other file has one table and its queries."""

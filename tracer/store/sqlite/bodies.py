@@ -1,6 +1,6 @@
-"""The accounts of requests in SQLite: their JSON, compressed with a dictionary, since one alone is short.
+"""The accounts of requests in SQLite: JSON, compressed with a dictionary, since a single account is short.
 
-The dictionary belongs to the schema: a store with another one has another schema.
+The dictionary is part of the schema: a change of the dictionary changes the schema version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How SQLite is read: over read-only connections, one for each thread, and whatever is damaged."""
+"""Reads SQLite over read-only connections, one for each thread, even if parts of the file are damaged."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kvtrail.tracer.store.queries import to_text
 
 Made = TypeVar("Made")
 Query = Callable[..., list[Any]]
-"""`Database.query`."""
+"""The signature of `Database.query`."""
 _PARAMETER = re.compile(r"\{(\w+):(Array\()?[^}]*\}")
 
 
 def whole_sum(value: str) -> str:
-    """The SQL for the sum of integers, which is 0 without any. SQLite's own `sum` fails where they outgrow 64 bits."""
+    """The SQL for a sum of integers, which is 0 without any. SQLite's own `sum` fails if it exceeds 64 bits."""
     return f"CAST(total({value}) AS INTEGER)"
 
 
@@ -31,7 +31,7 @@ def pragma(db: sqlite3.Connection, name: str) -> int:
 
 
 class Database(queries.Database):
-    """The store for readers: any thread may use it, and each gets its own read-only connection."""
+    """The store for readers: any thread may use it, and each thread gets its own read-only connection."""
 
     sum_of, divided = whole_sum("{}"), "{} / {}"
 
@@ -53,7 +53,7 @@ class Database(queries.Database):
             self._local.db = None
 
     def query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:
-        """The rows of a SELECT that meet all conditions of `where`. `values` are those of its parameters, and `tail`
+        """The rows of a SELECT that meet all conditions of `where`. `values` are the values of its parameters, and `tail`
         follows the conditions."""
         clause = f" WHERE {' AND '.join(where)}" if where else ""
         return self.rows(f"{select}{clause} {tail}", values)
@@ -71,20 +71,20 @@ class Database(queries.Database):
 
 
 def translated(select: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A shared query and the values of its parameters as SQLite has them."""
+    """A shared query and its parameters in SQLite's syntax."""
     given = {name: to_text(value) if isinstance(value, list) else value for name, value in values.items()}
     return _PARAMETER.sub(_named, select), given
 
 
 def _named(parameter: re.Match[str]) -> str:
-    """A parameter of a shared query as SQLite has it."""
+    """A parameter of a shared query in SQLite's syntax."""
     name, of_list = parameter.groups()
     return f"(SELECT value FROM json_each(:{name}))" if of_list else f":{name}"
 
 
 def whatever_texts(db: sqlite3.Connection, read: Callable[[], Made]) -> Made:
-    """What `read` reads over this connection. Where a text is none, which fails the whole query, it is done once more, with
-    other characters in the place of damaged ones."""
+    """The result of `read` over this connection. If a text is invalid, which fails the whole query, it is read once more with
+    replacement characters."""
     try:
         return read()
     except sqlite3.OperationalError as error:

@@ -1,9 +1,9 @@
-"""The live view's lanes in SQLite: requests are found by any window of time, however many there are.
+"""The live view's lanes in SQLite: finds requests by any time window, in a store of any size.
 
-Two columns make that fast. `reach` is how long the request lasted, as a power of two seconds: of each reach, only requests
-that began within it before the window can overlap the window, so one range of an index finds them. `tier` is drawn by lot
-from the request's id (`request_rows.tier_of`). A window with more requests than can be shown gives the highest tiers. That is
-the same fair sample at every update, and it includes all findings unless they alone are too many.
+Two columns make that fast. `reach` is the request's duration, rounded up to a power of two seconds: a request with this reach
+can overlap the window only if it began at most `reach` before it, so one range of an index finds them. `tier` is a
+pseudorandom function of the request's id (`request_rows.tier_of`). If a window has too many requests, the highest tiers are
+shown. This is the same fair sample at every update, and it includes all findings unless they alone are too many.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _LAST_NS = "max(last_ns, coalesce(ended_ns, 0))"
 _COLUMNS = ", ".join(_LAST_NS if name == "last_ns" else name for name in _FIELDS)
 _REACHES = to_text([[n, 2**n * 10**9] for n in range(LONGEST_REACH + 1)])
 BUDGET_S = 0.5
-"""Filters that match almost nothing could make the store scan a whole window. The search stops here and reports it."""
+"""Maximum time of a search: a filter that matches almost nothing could scan a whole window. The answer reports the stop."""
 
 
 class LaneReader(RequestReader):
-    """The part of `Reader` that is about lanes."""
+    """The part of `Reader` for lanes."""
 
     def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
         db, live = self.connection(), [*live]
         return whatever_texts(db, lambda: self._lanes(db, window, live))
 
     def _lanes(self, db: sqlite3.Connection, window: Window, live: list[str]) -> Lanes:
-        """The lanes of a window, at most `window.limit` of them. `live` are the engines that are running."""
+        """The lanes of a window, at most `window.limit` of them. `live` are the running engines."""
         tiers = partial(self._tier, db, window, live)
         deadline_s = time.monotonic() + BUDGET_S
         db.set_progress_handler(lambda: time.monotonic() > deadline_s, 20_000)
         try:
-            # Half of the room is for requests without findings: what is wrong is seen beside what is usual.
+            # Half of the lanes are for requests without findings, so that findings are shown beside normal requests.
             drifting = _sample(tiers, FINDINGS_TIER, room=max(1, window.limit // 2))
             others = _sample(tiers, 0, room=window.limit - len(drifting.rows))
         finally:
@@ -84,7 +84,7 @@ class LaneReader(RequestReader):
 
 
 _Tiers = Callable[[int, int], Iterable[Sequence[Any]]]
-"""Gives the rows of a tier, by its number, up to a limit."""
+"""Returns the rows of a tier, by its number, up to a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _sample(tiers: _Tiers, base: int, *, room: int) -> _Sample:
                 raise
             return _Sample([*rows, *fresh][:room], lot, is_whole=False)
         if len(rows) + len(fresh) > room:
-            # Part of a tier would not be a fair sample; it is shown only if there is nothing else.
+            # A part of a tier is not a fair sample; it is shown only if there is nothing else.
             return _Sample(rows or fresh[:room], lot + 1 if rows else lot, is_whole=True)
         rows += fresh
     return _Sample(rows, 0, is_whole=True)

@@ -1,10 +1,10 @@
-"""The log: spans as they were received, and an index of where those of a request are.
+"""The log: spans as they were received, and an index of the spans of each request.
 
-A batch's spans are appended as one chunk: the request they came in, compressed. A fresh chunk carries its own list of keys,
-and a key is what spans are looked up by. Every so often the fresh chunks are folded: joined into larger ones, which
-compress better, with their keys in a table. OTLP's requests are joined by appending one to the other.
+A batch's spans are appended as one chunk: their OTLP request, compressed. A fresh chunk carries its own list of the keys
+by which its spans are looked up. Periodically the fresh chunks are folded: joined into larger ones, which
+compress better, with their keys in a table. OTLP requests are joined by concatenation.
 
-Appending takes 1 us a span, where a row for each took 20, and a span takes 30 bytes, where a row took 1,000.
+Appending takes 1 us per span, compared with 20 us for a row per span; a span takes 30 bytes, a row took 1,000.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from kvtrail.tracer.store.queries import to_text
 from kvtrail.tracer.store.sqlite.database import Query
 
 SCHEMA = (
-    # `number` is that of the first span, by arrival; `keys` are those of a fresh chunk, one after the other.
+    # `number` is the number of the first span, by arrival; `keys` are the concatenated keys of a fresh chunk.
     """CREATE TABLE chunks (
     number INTEGER PRIMARY KEY, spans INTEGER NOT NULL, last_ns INTEGER NOT NULL, keys BLOB, body BLOB NOT NULL
 )""",
     "CREATE INDEX chunks_fresh ON chunks (number) WHERE keys IS NOT NULL",
-    # By stretches of the log, each small enough for a cache: a key may belong anywhere in the table, and so would every
-    # insert.
+    # Partitioned into stretches of the log that fit into a cache: otherwise inserts would be spread over the whole table.
     """CREATE TABLE places (
     stretch INTEGER NOT NULL, key INTEGER NOT NULL, chunk INTEGER NOT NULL, PRIMARY KEY (stretch, key, chunk)
 ) WITHOUT ROWID""",
-    # The numbers of the last span, also when its chunk has been dropped; of the last that the accounts are up to date with;
-    # and of the last that was judged, where others are stored.
+    # The numbers of the last span, even if its chunk was dropped; of the last span that the accounts include;
+    # and of the last judged span, if later ones are stored.
     "CREATE TABLE log_end (number INTEGER NOT NULL, settled INTEGER NOT NULL, judged INTEGER)",
     "INSERT INTO log_end VALUES (0, 0, NULL)",
 )
 FOLDED_SPANS = 2048
-"""Spans of a folded chunk. A page decompresses all of it to show a request."""
+"""Maximum number of spans in a folded chunk. A page decompresses the whole chunk to show a request."""
 _STRETCH_BITS = 18
 """A stretch of the log has 2**18 spans."""
 _KEY_BYTES = 8
@@ -61,7 +60,7 @@ def name_key(external: str) -> bytes:
 
 
 def _key(*parts: str) -> bytes:
-    # Where two things have the same key, one chunk too many is looked into; nothing else.
+    # If two ids have the same key, only one additional chunk is searched.
     return blake2b("\0".join(parts).encode(errors="replace"), digest_size=_KEY_BYTES).digest()
 
 
@@ -71,14 +70,14 @@ def stretch(number: int) -> int:
 
 
 class Log:
-    """The writing side, on the connection of the one writer, within its transactions."""
+    """The writing side, on the connection of the only writer, within its transactions."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._compress = zstandard.ZstdCompressor(level=_COMPRESSION, write_checksum=True).compress
 
     def append(self, chunk: Chunk) -> None:
-        """Append a chunk. Raises ValueError if it has no span: it would have no number of its own."""
+        """Append a chunk. Raises ValueError if it has no span, since it would have no number."""
         if not chunk.spans:
             raise ValueError("a chunk without a span")
         keys = {request_key(*request) for request in chunk.requests}
@@ -98,7 +97,7 @@ class Log:
         self._db.execute("UPDATE log_end SET judged = ?", (number,))
 
     def fresh(self) -> int:
-        """How many spans are in fresh chunks."""
+        """The number of spans in fresh chunks."""
         ((spans,),) = self._db.execute(f"SELECT coalesce(sum(spans), 0) {_FRESH}").fetchall()
         return int(spans)
 
@@ -126,18 +125,18 @@ class Log:
         )
 
     def oldest_ns(self, chunks: int) -> int:
-        """When the last span of the oldest chunks, this many of them, ended; 0 without any."""
+        """The end of the last span in this many oldest chunks; 0 without any."""
         query = "SELECT coalesce(max(last_ns), 0) FROM (SELECT last_ns FROM chunks ORDER BY number LIMIT ?)"
         ((last_ns,),) = self._db.execute(query, (chunks,)).fetchall()
         return int(last_ns)
 
     def drop_oldest(self, chunks: int, *, before_ns: int) -> int:
-        """Of the oldest chunks, this many of them, drop those that ended before; returns the number of their spans."""
+        """Drop those of the oldest chunks (this many are examined) that ended before; returns the number of their spans."""
         oldest = "number IN (SELECT number FROM chunks ORDER BY number LIMIT ?)"
         delete = f"DELETE FROM chunks WHERE {oldest} AND last_ns < ? RETURNING spans"
         dropped = self._db.execute(delete, (chunks, before_ns)).fetchall()
         if dropped:
-            # The places of a stretch leave with its last chunk. Until then, some of them lead to chunks that are gone.
+            # The index entries of a stretch are deleted with its last chunk. Until then, some refer to deleted chunks.
             end = "coalesce((SELECT min(number) FROM chunks), (SELECT number + 1 FROM log_end))"
             self._db.execute(f"DELETE FROM places WHERE stretch < {end} >> {_STRETCH_BITS}")
         return sum(spans for (spans,) in dropped)
@@ -150,23 +149,23 @@ class Log:
 
 
 def last_number(query: Query) -> int:
-    """The number of the span that came last; 0 if there is none."""
+    """The number of the last received span; 0 if there is none."""
     return int(query("SELECT number FROM log_end")[0][0])
 
 
 def payloads_with(query: Query, keys: Collection[bytes]) -> Iterator[bytes]:
-    """The chunks in which there may be spans with any of these keys, the latest first, each as `payload_at` gives it."""
+    """The chunks that may contain spans with any of these keys, the latest first, in the form of `payload_at`."""
     return (payload_at(query, number) for number in sorted(places_of(query, keys), reverse=True))
 
 
 def places_of(query: Query, keys: Collection[bytes], *, from_stretch: int = 0) -> dict[int, set[bytes] | None]:
-    """The chunks in which there may be spans with any of these keys, by number, and which keys these are; None where any
-    may be."""
-    # Each of the two looks at one end of the table; a query for both reads all of it.
+    """The chunks that may contain spans with any of these keys, by number, and these keys; None if it may contain any of
+    them."""
+    # Each subquery reads one end of the index; a single query for both reads the whole table.
     ((first, last),) = query("SELECT (SELECT min(number) FROM chunks), (SELECT max(number) FROM chunks)")
     stretches = range(max(from_stretch, stretch(first or 0)), stretch(last or 0) + 2)
     wanted = to_text([*map(_number, keys)])
-    # One statement: between two, a chunk might be folded and be seen by neither.
+    # One statement: between two statements a chunk might be folded, and neither would find it.
     rows = query(
         "SELECT places.chunk, places.key FROM json_each(?) AS s CROSS JOIN json_each(?) AS k CROSS JOIN places"
         " ON places.stretch = s.value AND places.key = k.value"
@@ -184,7 +183,7 @@ def places_of(query: Query, keys: Collection[bytes], *, from_stretch: int = 0) -
 
 
 _MAX_SOUGHT = 100
-"""Keys that are looked for in each fresh chunk; where there are more, all fresh chunks are taken."""
+"""Maximum number of keys that are searched in each fresh chunk; with more keys, all fresh chunks are returned."""
 
 
 def _in_fresh(keys: Collection[bytes]) -> str:
@@ -196,14 +195,14 @@ def _sought(keys: Collection[bytes]) -> list[bytes]:
 
 
 def payload_at(query: Query, number: int) -> bytes:
-    """The chunk that has the span of this number, as an `ExportTraceServiceRequest`; if it is gone, the next one or
+    """The chunk with the span of this number, as an `ExportTraceServiceRequest`; if it was dropped, the next one or
     nothing."""
     return next((payload for _, _, payload in parts(query, after=number - 1)), b"")
 
 
 def parts(query: Query, *, after: int, since_ns: int = 0) -> Iterator[tuple[int, int, bytes]]:
-    """Chunks in order, from the one with the span that follows `after`: the number of its first span, how many it has, and
-    these as an `ExportTraceServiceRequest`. Chunks that ended before `since_ns` are skipped."""
+    """Chunks in order, from the one with the span after `after`: the number of its first span, the number of its spans, and
+    the spans as an `ExportTraceServiceRequest`. Chunks that ended before `since_ns` are skipped."""
     begin = "number >= coalesce((SELECT max(number) FROM chunks WHERE number <= ?), 0)"
     while rows := query(
         "SELECT number, spans, body FROM chunks",

@@ -1,7 +1,7 @@
-"""What requests are measured by, in a narrow table in the order of their start: durations, tokens by cause, the tenant, the
-prefix, and how they ended.
+"""Measures of requests, in a narrow table ordered by their start: durations, tokens by cause, the tenant, the prefix, and the
+ending.
 
-A request's row is beside its account, so a range of time is counted by any of these without reading accounts.
+The table is separate from the accounts, so that requests of a time range can be counted without reading accounts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OF_CAUSE = f"coalesce({_TOKENS} ->> '{{}}', 0)"
 
 
 def put(db: sqlite3.Connection, rows: Iterable[RequestRow]) -> None:
-    """Store the measures of new and changed requests, within the open transaction; the requests are there already."""
+    """Store the measures of new and changed requests, within the open transaction; the requests are already stored."""
     measured = (row.measures for row in rows if row.measures is not None)
     db.executemany(_PUT, [_values({**each, "tokens": to_text(each["tokens"])}) for each in measured])
 
@@ -54,14 +54,14 @@ def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
 
 
 def met(where: Iterable[Condition]) -> tuple[str, dict[str, Any]]:
-    """A condition on a row of `requests` that its measures meet these, and the values of its parameters."""
+    """The SQL condition on `requests` that a request's measures meet these conditions, and the values of its parameters."""
     conditions, values = all_of(measures.conditions(where, _OF_CAUSE))
     of_row = "m.started_ns = requests.started_ns AND m.number = requests.number"
     return f"EXISTS (SELECT 1 FROM request_measures AS m {conditions} AND {of_row})", values
 
 
 class MeasureReader(measures.MeasureReader, Database):
-    """The part of `Reader` that is about the measures of requests."""
+    """The part of `Reader` for the measures of requests."""
 
     of_cause = _OF_CAUSE
 

@@ -1,4 +1,4 @@
-"""How a store is opened by its one writer: a damaged one is set aside, and one of another schema is refused."""
+"""Opens a store for its only writer: sets a damaged store aside, and refuses a store of another schema."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from kvtrail.tracer.store.sqlite.database import pragma
 logger = logging.getLogger("kvtrail")
 
 APPLICATION_ID = int.from_bytes(b"kvtr")
-"""What SQLite calls the program that a file belongs to; `file` shows it, too."""
+"""SQLite's `application_id` of the file; `file` shows it, too."""
 _NAME_AT = 68
 SCHEMA_VERSION = 7
 SCHEMA = (
     *log.SCHEMA, *requests.SCHEMA, *measures.SCHEMA, *(each for table in tables.EVERY for each in table.schema),
     *outbox.SCHEMA,
 )  # fmt: skip
-"""What a store is made of."""
+"""The SQL statements that create a store."""
 OWNERS = 0o600
-"""The permissions of a store: prompts' ids, and who asked when, are its owner's alone."""
+"""The permissions of a store: only the owner may read request ids and times."""
 _ELSEWHERE = "choose a new file (--store), and read this one with the kvtrail that wrote it"
 CHECKED_BYTES = 64 * 2**20
-"""A larger file is not read as a whole before it is used."""
+"""Size in bytes above which a file is not checked completely before it is used."""
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether SQLite says that what is in the file cannot be."""
+    """Whether SQLite reports that the file's content is damaged."""
     return str(getattr(error, "sqlite_errorname", "")).startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
 
 
 def is_named_ours(path: Path) -> bool:
-    """Whether the head of a file says that a kvtrail wrote it, however damaged the rest is
+    """Whether the header of a file says that kvtrail wrote it, even if the rest is damaged
     (https://www.sqlite.org/fileformat2.html#application_id)."""
     with path.open("rb") as file:
         return file.read(_NAME_AT + 4)[_NAME_AT:] == APPLICATION_ID.to_bytes(4)
 
 
 def set_aside(path: Path, reason: str) -> None:
-    """Rename a damaged store, so that a new one can begin."""
+    """Rename a damaged store, so that a new one can be created."""
     ending = f".damaged-{time.strftime('%Y%m%d-%H%M%S')}"
     for part in parts(path):
         if part.exists():
@@ -58,7 +58,7 @@ def set_aside(path: Path, reason: str) -> None:
 
 
 def note_damage(path: Path) -> None:
-    """Note that a store was found to be damaged while it was used: it is set aside at the next start."""
+    """Note that a store was found damaged while in use: it is set aside at the next start."""
     _mark(path).touch()
 
 
@@ -68,11 +68,11 @@ def has_damage(path: Path) -> bool:
 
 
 def claim(path: Path) -> int:
-    """A descriptor of the store's file that locks it, whatever name it has; the file is made if there is none, for its owner
-    alone. To be closed after all connections of this process: POSIX drops their locks with it.
+    """A file descriptor that locks the store's file under any of its names; the file is created if it does not exist, with
+    access for its owner only. Close it after all connections of this process: POSIX drops their locks with it.
 
     Raises:
-        BlockingIOError: another process has claimed it.
+        BlockingIOError: another process has locked it.
         OSError: it cannot be opened.
     """
     claimed = os.open(path, os.O_RDWR | os.O_CREAT, OWNERS)
@@ -85,14 +85,14 @@ def claim(path: Path) -> int:
 
 
 def make_private(path: Path) -> None:
-    """Take a store from all but its owner. What SQLite puts beside it gets the same permissions."""
+    """Restrict access to a store to its owner. SQLite's other files get the same permissions."""
     for part in parts(path):
         if part.exists():
             part.chmod(part.stat().st_mode & OWNERS)
 
 
 def parts(path: Path) -> list[Path]:
-    """The files of a store: its own, and those that SQLite has beside it."""
+    """The files of a store: its own, and SQLite's WAL and shared-memory files."""
     return [path, *(path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))]
 
 
@@ -119,7 +119,7 @@ def identify(db: sqlite3.Connection, path: Path) -> bool:
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Make the tables of a store, within the open transaction."""
+    """Create the tables of a store, within the open transaction."""
     for statement in SCHEMA:
         db.execute(statement)
     db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
@@ -127,8 +127,8 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def _differing(db: sqlite3.Connection) -> list[str]:
-    """In words, which parts of a store are missing or have another definition; and which triggers, views and virtual tables
-    no kvtrail made: they would run code of their own as the store is read and written."""
+    """Descriptions of missing parts of a store, of parts with another definition, and of triggers, views and virtual tables
+    that kvtrail did not create: they would run foreign code when the store is read or written."""
     parts_ = "SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
     with closing(sqlite3.connect(":memory:")) as new:
         create(new)
@@ -140,7 +140,7 @@ def _differing(db: sqlite3.Connection) -> list[str]:
 
 
 def check_file(path: Path) -> None:
-    """Check that a file is a store that can be read. Raises StoreError if it is none, or of another kvtrail."""
+    """Check that a file is a readable store. Raises StoreError if it is not a store, or belongs to another kvtrail."""
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     try:
         identify(db, path)
@@ -159,7 +159,7 @@ def check(db: sqlite3.Connection, path: Path) -> bool:
     """
     is_store = identify(db, path)
     found = db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
-    db.text_factory = bytes  # a text that is none is a damaged row, and no damaged file
+    db.text_factory = bytes  # an invalid text is a damaged row, not a damaged file
     for (table,) in found:
         db.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()
     db.text_factory = str

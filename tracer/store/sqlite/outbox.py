@@ -28,7 +28,7 @@ SCHEMA = (
     """CREATE TABLE outbox_state (
     tracer TEXT NOT NULL, bytes INTEGER NOT NULL, dropped_batches INTEGER NOT NULL, dropped_spans INTEGER NOT NULL
 )""",
-    # What is asked for in every scrape, without the bodies.
+    # For the queries of every scrape, without the bodies.
     "CREATE INDEX outbox_sizes ON outbox (number, at_ns, bytes)",
     "INSERT INTO outbox_state VALUES (lower(hex(randomblob(16))), 0, 0, 0)",
 )
@@ -45,8 +45,8 @@ class Waiting:
 
     Attributes:
         batches, bytes: totals of the waiting batches.
-        oldest_ns: when the oldest of them was put in; 0 if none waits.
-        dropped_batches, dropped_spans: totals of what was dropped since the file was created, because the outbox was
+        oldest_ns: when the oldest batch was added; 0 if none waits.
+        dropped_batches, dropped_spans: batches and spans dropped since the file was created, because the outbox was
             full.
     """
 
@@ -58,7 +58,7 @@ class Waiting:
 
 
 class Outbox:
-    """The outbox of one store. `put` and `sweep` belong to the store's writer, and all else to whoever sends."""
+    """The outbox of one store. The store's writer calls `put` and `sweep`, the sender all other methods."""
 
     def __init__(self, path: Path, *, most_bytes: int) -> None:
         self._database = Database(path)
@@ -67,7 +67,7 @@ class Outbox:
         self._compress = zstandard.ZstdCompressor(_LEVEL, write_checksum=True).compress
 
     def put(self, db: sqlite3.Connection, batch: Batch) -> None:
-        """Add a batch within the open transaction, and drop what was sent, or has no room."""
+        """Add a batch within the open transaction, and drop sent batches, and the oldest ones if the outbox is full."""
         self.sweep(db)
         content = _to_send(batch)
         if content != Batch():
@@ -79,23 +79,23 @@ class Outbox:
         self._make_room(db)
 
     def sweep(self, db: sqlite3.Connection) -> None:
-        """Drop what was sent, within the open transaction."""
+        """Drop sent batches, within the open transaction."""
         _drop(db, self._confirmed)
 
     def tracer(self) -> str:
-        """An id of this outbox, which its numbers belong to."""
+        """The id of this outbox; batch numbers are unique within it."""
         return str(self._database.query("SELECT tracer FROM outbox_state")[0][0])
 
     def last_number(self) -> int:
-        """The number of the batch that was put in last, if it is still there."""
+        """The number of the last added batch, if it is still there."""
         return int(self._database.query("SELECT coalesce(max(number), 0) FROM outbox")[0][0])
 
     def read(self, *, after: int, most_bytes: int) -> list[tuple[int, Batch]]:
-        """The first batches after this number, as they come, up to this many compressed bytes, but at least one. One that is
-        damaged is empty: those after it must not wait for it."""
+        """The first batches after this number, in order, up to this many compressed bytes, but at least one. A damaged batch
+        is returned empty, so that later ones do not wait for it."""
         batches: list[tuple[int, Batch]] = []
         size = 0
-        # Without the casts, a damaged column fails the whole query: a text that is none, or a number that is a text.
+        # Without the casts, a damaged column (an invalid text, or a text in place of a number) fails the whole query.
         query = f"SELECT number, {_BYTES}, CAST(body AS BLOB) FROM outbox WHERE number > ? ORDER BY number"
         rows = self._database.connection().execute(query, (after,))
         for number, bytes_, body in rows:
@@ -147,7 +147,7 @@ def _drop(db: sqlite3.Connection, number: int) -> None:
 
 
 def _batch(number: int, body: Any) -> Batch:
-    """The batch in a row; an empty one if that is damaged."""
+    """The batch in a row; an empty one if the row is damaged."""
     try:
         return _decode(zstandard.decompress(body))
     except (zstandard.ZstdError, ValueError, TypeError) as error:
@@ -156,7 +156,7 @@ def _batch(number: int, body: Any) -> Batch:
 
 
 def _to_send(batch: Batch) -> Batch:
-    """The batch without the values that only its own store reads."""
+    """The batch without the values that only the local store reads."""
     chunk = batch.chunk and Chunk(payload=batch.chunk.payload, spans=batch.chunk.spans, last_ns=batch.chunk.last_ns)
     own = [row for row in batch.handoffs if row.is_own]
     return replace(batch, chunk=chunk, handoffs=own, digest=b"", seen={}, settled=None, judged=None)

@@ -1,7 +1,7 @@
-"""How much of the disk a store takes, and that it takes no more: the file, what waits in its WAL, and what lies beside it.
+"""The disk quota of a store: the file, its WAL, and files that were set aside.
 
-The bound is shared out: a part for the WAL, as much as the files beside the store take, and the rest for the file itself,
-which SQLite then refuses to enlarge (`max_page_count`). Long before that the oldest rows leave.
+The quota is divided: a part is for the WAL, a part for the files set aside, and the rest for the file itself,
+which SQLite then refuses to enlarge (`max_page_count`). Long before that, the oldest rows are dropped.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from kvtrail.tracer.store.sqlite.database import pragma
 logger = logging.getLogger("kvtrail")
 
 WAL_BYTES = 64 * 2**20
-"""Of the WAL at most; a quarter of the bound, if that is less."""
+"""Maximum size of the WAL; a quarter of the quota, if that is less."""
 CHECKPOINT_PAGES = 4_000
-"""The pages of the indexes come again and again: the more batches they wait for, the less is written."""
+"""WAL size in pages at which a checkpoint runs: index pages change repeatedly, so fewer checkpoints write less."""
 FULL, FILLED = 0.9, 0.8
-"""The shares of the file's room at which the oldest rows leave, and until which."""
+"""The shares of the file's quota at which pruning starts and stops."""
 ASIDE = 0.5
-"""The share of the bound that files beside the store may take. They are damaged stores."""
+"""The share of the quota for files set aside, which are damaged stores."""
 _SHARED_BYTES = 2**20
-"""More than SQLite's index of the WAL takes."""
+"""An upper bound for the size of SQLite's WAL index."""
 _BUSY_MS = 100
-"""How long a checkpoint waits for readers: batches wait meanwhile."""
+"""Maximum time that a checkpoint waits for readers; batches wait in the meantime."""
 
 
 class Quota:
-    """The quota of one store, on the connection of its one writer."""
+    """The quota of one store, on the connection of its only writer."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db, self._path = db, path
         self._wal = path.with_name(f"{path.name}-wal")
         self._wal_bytes = WAL_BYTES
         self._file_bytes: int | None = None
-        """Of the file at most; None while no bound is known."""
+        """Maximum size of the file; None while no quota is set."""
         self._share_wal()
 
     def bound(self, most_bytes: int) -> None:
-        """Keep to a bound from now on. A file that is larger already keeps its size until rows have left it."""
+        """Set the quota. A file that is already larger keeps its size until rows are dropped."""
         beside = self._files_beside(int(most_bytes * ASIDE))
         self._wal_bytes = min(WAL_BYTES, most_bytes // 4)
         self._file_bytes = max(most_bytes - beside - self._wal_bytes - _SHARED_BYTES, most_bytes // 8)
@@ -49,18 +49,18 @@ class Quota:
         self._db.execute(f"PRAGMA max_page_count={self._file_bytes // pragma(self._db, 'page_size')}").fetchall()
 
     def used(self) -> int:
-        """Bytes of the file that are in use."""
+        """The used bytes of the file."""
         return (pragma(self._db, "page_count") - pragma(self._db, "freelist_count")) * pragma(self._db, "page_size")
 
     def is_short(self, share: float = FULL) -> bool:
-        """Whether more than a share of the file's room is in use."""
+        """Whether more than a share of the file's quota is in use."""
         return self._file_bytes is not None and self.used() > self._file_bytes * share
 
     def make_for_wal(self) -> None:
-        """Empty the WAL before a transaction, if it has come near to its part.
+        """Empty the WAL before a transaction, if it is close to its maximum size.
 
         Raises:
-            StoreError: it has grown to its part, and somebody who reads keeps it from being emptied.
+            StoreError: it has reached its maximum size, and a reader keeps it from being emptied.
         """
         if self._waiting() < self._wal_bytes * 3 // 4:
             return
@@ -82,7 +82,7 @@ class Quota:
         return self._wal.stat().st_size if self._wal.exists() else 0
 
     def _files_beside(self, most_bytes: int) -> int:
-        """Bytes of the files that were set aside; the oldest are deleted where they take too much."""
+        """Bytes of the files set aside; the oldest files are deleted if they exceed their share."""
         damaged = self._path.parent.glob(f"{self._path.name}.damaged-*")
         beside = sorted((path.stat().st_mtime_ns, path) for path in damaged)
         total = sum(path.stat().st_size for _, path in beside)

@@ -1,4 +1,4 @@
-"""What a tracer reads again when it starts, or when an event of a forgotten request arrives."""
+"""Queries of a tracer that starts, or that receives an event of a forgotten request."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from kvtrail.tracer.store.sqlite.database import Database, Query
 _handoff = msgspec.json.Decoder(HandoffRow).decode
 _NEVER_NS = 2**63 - 1
 _FEW = 20
-"""Up to this many requests are searched for in the bytes of a chunk; for more, all of it is decoded."""
+"""Up to this many requests are searched in the bytes of a chunk; for more, the whole chunk is decoded."""
 
 
 class RecallReader(Database):
-    """What was stored, as a start, or an event of a forgotten request, needs it again. Usable from any thread."""
+    """Stored data that a start, or an event of a forgotten request, needs again. Usable from any thread."""
 
     def last_number(self) -> int:
-        """The number of the span that came last."""
+        """The number of the last received span."""
         return log.last_number(self.query)
 
     def holds(self, engine: str, request: str) -> bool:
@@ -38,27 +38,27 @@ class RecallReader(Database):
         return bool(self.query("SELECT 1 FROM requests", ["request = ?", "engine = ?"], [request, engine]))
 
     def ended_ns(self, number: int) -> int:
-        """When the last span of the chunk with this one ended; 0 without a chunk."""
+        """The end of the last span in the chunk with this span; 0 without a chunk."""
         rows = self.query("SELECT last_ns FROM chunks", ["number <= ?"], [number], "ORDER BY number DESC LIMIT 1")
         return int(rows[0][0]) if rows else 0
 
     def judged(self) -> int:
-        """The number of the last span that was judged."""
+        """The number of the last judged span."""
         return int(self.query("SELECT coalesce(judged, number) FROM log_end")[0][0])
 
     def receipts(self) -> list[bytes]:
-        """The digests of the last requests of spans that were stored, in order."""
+        """The digests of the last stored OTLP requests, in order."""
         rows = self.query(f"SELECT digest FROM receipts ORDER BY number DESC LIMIT {MAX_RECEIPTS}")
         return [digest for (digest,) in reversed(rows)]
 
     def seen(self) -> dict[str, tuple[str, int]]:
-        """By recorder: the numbers of its events that are stored, as `SeenNumbers.as_text` gives them, and when the last of
-        them came; Unix nanoseconds."""
+        """By recorder: the numbers of its stored events, in the format of `SeenNumbers.as_text`, and the arrival time of the
+        last one; Unix nanoseconds."""
         return dict(readable(self.query("SELECT recorder, seen, last_ns FROM recorders"), _numbers, of="recorders"))
 
     def handoffs(self) -> list[HandoffRow]:
-        """The events of the recent hand-offs, in the order in which they entered the ledger: those of the own engines, and
-        what another sidecar has of the same hand-offs."""
+        """The events of the recent hand-offs, in the order in which they entered the ledger: from this sidecar's engines, and
+        from other sidecars with the other side."""
         rows = self.query("SELECT body FROM handoffs ORDER BY number")
         return readable(rows, lambda row: _handoff(row[0]), of="handoffs")
 
@@ -82,19 +82,19 @@ class RecallReader(Database):
         return number + spans - 1, ProtobufDecoder().decoded(payload).events
 
     def begins_ns(self) -> int:
-        """When the first span of a log began from which some were dropped; 0 of a whole one."""
+        """The start of the first span of a log from which spans were dropped; 0 for a complete log."""
         part = next(log.parts(self.query, after=0), None)
         if part is None or part[0] == 1:
             return 0 if part is not None or not log.last_number(self.query) else _NEVER_NS
         return min((span.start_ns for span in ProtobufDecoder().spans(part[2])), default=0)
 
     def beginning(self, *, after: int) -> int:
-        """The number of the last span before the first chunk that lies after this one as a whole."""
+        """The number of the last span before the first chunk that is completely after this span."""
         first = "(SELECT min(number) - 1 FROM chunks WHERE number > ?)"
         return int(self.query(f"SELECT coalesce({first}, number) FROM log_end", (), [after])[0][0])
 
     def explained(self, requests: Collection[RequestKey]) -> dict[RequestKey, list[dict[str, Any]]]:
-        """The admissions of these requests with final causes, as their rows have them."""
+        """The admissions of these requests with final causes, from their rows."""
         rows = self.query(
             "SELECT engine, request, body FROM json_each(?) AS r CROSS JOIN requests"
             " ON request = r.value ->> 1 AND engine = r.value ->> 0",
@@ -104,8 +104,8 @@ class RecallReader(Database):
         return dict(readable(rows, _explained, of="requests"))
 
     def events_of(self, requests: Collection[RequestKey], *, until: int) -> Iterator[list[Event]]:
-        """The events of these requests up to span `until`, in the order of their arrival, some at a time."""
-        # Before the spans of a request come those that the accounts were up to date with when its row was made.
+        """The events of these requests up to span `until`, in the order of their arrival, in lists."""
+        # A request's spans are after the spans that the accounts included when its row was made.
         begins = {
             (engine, request): number
             for engine, request, number in self.query(
@@ -146,7 +146,7 @@ def _numbers(row: Sequence[Any]) -> tuple[str, tuple[str, int]]:
 
 
 def _payload(query: Query, number: int, requests: Collection[RequestKey]) -> bytes:
-    """The spans of a chunk, or of a few requests in it."""
+    """The spans of a chunk, or only those of a few requests."""
     payload = log.payload_at(query, number)
     if len(requests) > _FEW:
         return payload

@@ -47,9 +47,9 @@ _UPSERT = (
 )
 _NO_LANE = (None, None, "[]", "[]")
 OPEN_REACH = 63
-"""The reach of requests that have not ended: they extend to the present."""
+"""The reach of open requests, which extend to the present."""
 LONGEST_REACH = 25
-"""Of requests that have ended: 2**25 seconds are more than a year."""
+"""The largest reach of ended requests: 2**25 seconds are more than a year."""
 
 
 def put(db: sqlite3.Connection, rows: Iterable[RequestRow]) -> None:
@@ -77,20 +77,20 @@ def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
 
 
 def prune(db: sqlite3.Connection, *, after: int, limit: int, before_ns: int) -> int | None:
-    """Of this many requests that follow number `after`, drop those with the last event before; returns the last of these
-    numbers, or None where no older requests follow."""
+    """Examine this many requests after number `after`, and drop those with the last event before; returns the last examined
+    number, or None if no older requests follow."""
     rows = db.execute(
         "SELECT number, started_ns, last_ns FROM requests WHERE number > ? ORDER BY number LIMIT ?",
         (after, limit),
     ).fetchall()
     old = [(number,) for number, _, last_ns in rows if last_ns < before_ns]
     db.executemany("DELETE FROM requests WHERE number = ?", old)
-    # Numbers grow with time, nearly.
+    # Numbers almost always grow with time.
     return rows[-1][0] if any(started_ns < before_ns for _, started_ns, _ in rows) else None
 
 
 class RequestReader(requests.RequestReader, Database):
-    """The part of `Reader` that is about requests."""
+    """The part of `Reader` for requests."""
 
     find, stored = "instr", "engine, status, outcome, body"
 

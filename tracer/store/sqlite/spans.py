@@ -1,4 +1,4 @@
-"""Spans out of the log."""
+"""Queries for spans in the log."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvtrail.tracer.store.sqlite import log
 from kvtrail.tracer.store.sqlite.database import Database
 
 _CHUNKS = 50
-"""Chunks that are searched for spans that are named: each takes some milliseconds."""
+"""Maximum number of chunks that are searched for named spans: each takes some milliseconds."""
 
 
 class SpanReader(Database):
-    """The part of `Reader` that is about spans."""
+    """The part of `Reader` for spans."""
 
     def spans_of(self, account: StoredRequest, *, limit: int = 20_000) -> list[Span]:
         about = account.account()

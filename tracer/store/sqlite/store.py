@@ -2,7 +2,7 @@
 
 A single connection writes and checkpoints; all others are read-only. This also avoids the WAL-reset bug of SQLite 3.7 to
 3.51.2 (https://sqlite.org/wal.html#walresetbug), which needs two connections that write or checkpoint.
-`synchronous=NORMAL`: a commit survives the death of the process, though not of the machine.
+`synchronous=NORMAL`: a commit survives a crash of the process, but not of the machine.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from kvtrail.tracer.store.sqlite.outbox import Outbox
 from kvtrail.tracer.store.sqlite.quota import Quota
 
 PRUNED_CHUNKS, PRUNED_REQUESTS, PRUNED_FINDINGS = 64, 50, 1_000
-"""How much is dropped in one transaction, so that none holds ingest for long."""
+"""Maximum number of rows dropped in one transaction, so that ingest does not wait long."""
 VACUUMED_PAGES = 500
 _INCREMENTAL = 2
-"""SQLite's number of this kind of `auto_vacuum`."""
+"""SQLite's value for incremental `auto_vacuum`."""
 _CACHE_KIB = 32 * 1024
 FILLED_UP = 0.95
-"""The share of the file's room at which a batch waits until the oldest rows have left."""
+"""The share of the file's quota at which a batch waits until the oldest rows are dropped."""
 KEPT_FREE = 0.1
-"""The share of the file that may be free: what comes next fills it. The rest is given back."""
+"""The share of the file that may be free, for new data. The rest is returned to the disk."""
 SMALLEST_VACUUM = 4096
-"""Pages. Fewer are not worth the work."""
+"""Minimum number of pages for a vacuum."""
 _REFUSED = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 _UNFIT = (OverflowError, TypeError, ValueError, *_REFUSED)
-"""What a row raises that no database can hold; anything else is the database's own trouble, and passes."""
+"""Exceptions of rows that no database can hold; all other exceptions are the database's and are propagated."""
 
 
 Put = Callable[[sqlite3.Connection, Sequence[Any]], None]
@@ -61,23 +61,23 @@ _PUT: dict[str, Put] = {
     "savings": tables.SAVINGS.put,
     "wasted": tables.WASTE.put,
 }
-"""What stores each part of a batch, besides its spans."""
+"""The writers of each part of a batch, except its spans."""
 
 
 class SqliteWriter(recall.RecallReader, EngineReader, Database):
-    """The writing side; creates the file. It reads what a tracer needs again, over connections of its own."""
+    """The writing side; creates the file. It also reads data that a tracer needs again, over separate connections."""
 
     def __init__(self, path: Path, *, outbox: Outbox | None = None, most_bytes: int | None = None) -> None:
-        """A damaged file is set aside, and a new one begun. What is written is also put into the `outbox`. All files of
-        the store together take `most_bytes`; pruning may change that.
+        """A damaged file is set aside, and a new one created. Batches are also added to the `outbox`. All files of the store
+        together take at most `most_bytes`; pruning may change that.
 
         Raises:
-            StoreError: the file cannot be opened, is no store, or was written by another kvtrail.
+            StoreError: the file cannot be opened, is not a store, or was written by another kvtrail.
         """
         super().__init__(path)
         self.path, self._outbox, self._most_bytes = path.resolve(), outbox, most_bytes
         self._judged: int | None = None
-        """The last that was judged, as the file has it."""
+        """The last judged span, as stored in the file."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = self.path.with_name(f"{self.path.name}.lock")
@@ -87,7 +87,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
                 self._open(was_there=was_there)
             except BaseException:
                 self._release()
-                if not was_there:  # or else the next start takes what is no store for a damaged one
+                if not was_there:  # or else the next start would treat an incomplete store as damaged
                     lock.unlink(missing_ok=True)
                 raise
         except BlockingIOError:
@@ -96,12 +96,11 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             raise StoreError(f"cannot open the store {path}: {error}") from error
 
     def write(self, batch: Batch) -> Sequence[Exception]:
-        """Store a batch. After this returns, a kill -9 loses nothing of it. What no database can hold (a number too large, an
-        invalid text) is left out: returns an error for each such part. An empty batch checks whether the store can be
-        written.
+        """Store a batch. After this returns, a kill -9 does not lose it. Parts that no database can hold (a number too large,
+        an invalid text) are omitted: returns an error for each. An empty batch checks whether the store can be written.
 
         Raises:
-            StoreError: nothing of the batch was stored; the text says why.
+            StoreError: no part of the batch was stored; the text says why.
         """
         if self._quota.is_short(FILLED_UP):
             for _ in self._make_room():  # pruning has not kept up
@@ -114,7 +113,9 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
                     _PUT[name](self._db, rows)
                 self._end(batch)
                 if batch.chunk is None and not any(parts.values()):
-                    self._db.execute(f"PRAGMA user_version={opening.SCHEMA_VERSION}")  # a page is written in any case
+                    self._db.execute(
+                        f"PRAGMA user_version={opening.SCHEMA_VERSION}"
+                    )  # at least one page is always written
             return ()
         except _UNFIT:
             errors: list[Exception] = []
@@ -128,7 +129,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             return errors
 
     def forget_derived(self) -> None:
-        """Forget what was made of the log, so that all of it is judged again. What is older than the log stays."""
+        """Drop data derived from the log, so that the whole log is judged again. Data older than the log is kept."""
         with self._transaction():
             since_ns = self.begins_ns()
             for table in (measures, requests, *tables.DERIVED):
@@ -138,8 +139,8 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             self._judged = 0
 
     def fold(self, *, some: bool = False) -> bool:
-        """Join small chunks of the log, which is cheaper for many at a time; with `some` also for few. Returns whether it
-        did."""
+        """Join small chunks of the log, which is cheaper for many at once; with `some` also few. Returns whether it joined
+        any."""
         fresh = self._log.fresh()
         if not fresh or (fresh < log.FOLDED_SPANS and not some):
             return False
@@ -148,11 +149,11 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         return True
 
     def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
-        """Drop spans, requests and sums older than `before_ns`, and then the oldest, until the store takes no more than
+        """Drop spans, requests and sums older than `before_ns`, and then the oldest ones, until the store takes at most
         `most_bytes`; findings only if that is not enough. The space is returned to the disk.
 
-        It works in steps of some milliseconds, and yields the number of spans dropped by each. Between two steps, other
-        things may be written.
+        It works in steps of some milliseconds, and yields the number of spans dropped by each. Between two steps, batches
+        may be written.
         """
         before_ns = max(0, before_ns)
         yield from self._drop_log(before_ns)
@@ -165,12 +166,12 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         yield from self._give_back()
 
     def is_filling(self) -> bool:
-        """Whether it comes near to its bound, and should be pruned soon."""
+        """Whether the store is close to its quota, and should be pruned soon."""
         with self._reported("read"):
             return self._quota.is_short()
 
     def _make_room(self, before_ns: int = 0) -> Iterator[int]:
-        """Drop the oldest, findings last, until there is room again."""
+        """Drop the oldest data, findings last, until there is free space again."""
         while self._quota.is_short(quota.FILLED):
             before_ns = max(before_ns, self._log.oldest_ns(PRUNED_CHUNKS) + 1)
             dropped = yield from self._drop_log(before_ns)
@@ -189,7 +190,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             super().rows("SELECT count(*) FROM sqlite_schema", ())
         self._db.close()
-        super().close()  # last: as it cannot write, SQLite's index of the WAL stays, which a full disk has no room for
+        super().close()  # last, read-only: it keeps the WAL index, for which a full disk has no space
         self._release()
 
     def _release(self) -> None:
@@ -199,7 +200,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         self._claim = self._lock = -1
 
     def _append(self, batch: Batch) -> None:
-        """Append the spans. Where that fails nothing is stored: what is acknowledged is in the log."""
+        """Append the spans. If that fails, nothing is stored: acknowledged data must be in the log."""
         if batch.chunk is not None:
             self._log.append(batch.chunk)
             if batch.digest:
@@ -207,8 +208,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             tables.RECORDERS.put(self._db, batch.seen.items())
 
     def _fits(self, name: str, row: Any, errors: list[Exception]) -> bool:
-        """Store one row within the open transaction. If no database can hold it, nothing has changed, and its error is
-        added."""
+        """Store one row within the open transaction. If no database can hold it, nothing changes, and its error is added."""
         self._db.execute("SAVEPOINT row")
         try:
             _PUT[name](self._db, [row])
@@ -246,16 +246,16 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         yield 0
 
     def _give_back(self) -> Iterator[int]:
-        """Make the file smaller, if much of it is free."""
+        """Shrink the file, if much of it is free."""
         keep = max(SMALLEST_VACUUM, int(pragma(self._db, "page_count") * KEPT_FREE))
         while (free := pragma(self._db, "freelist_count")) > keep:
             self._db.execute(f"PRAGMA incremental_vacuum({min(VACUUMED_PAGES, free - keep)})").fetchall()
             yield 0
-            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # only then is the file shorter
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # the file is truncated only then
 
     def _end(self, batch: Batch) -> None:
-        """Note what is said of the log, and put into the outbox what was stored."""
-        if batch.settled is not None:  # after the rows: a new one takes over the number that the others had
+        """Record the log's settled and judged positions, and add the stored batch to the outbox."""
+        if batch.settled is not None:  # after the rows, since new rows store the old number
             self._log.settle(batch.settled)
         if batch.judged != self._judged:
             self._log.judge(batch.judged)
@@ -264,7 +264,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             self._outbox.put(self._db, batch)
 
     def _open(self, *, was_there: bool) -> None:
-        """Open the file; if it is damaged, set it aside and begin another. `was_there`: a tracer has had it before."""
+        """Open the file; if it is damaged, set it aside and create a new one. `was_there`: a tracer has used it before."""
         if opening.has_damage(self.path):
             opening.set_aside(self.path, "it was found to be so while it was used")
         try:
@@ -277,19 +277,19 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             self._prepare()
 
     def _prepare(self) -> None:
-        """Open the file, and create what is missing.
+        """Open the file, and create missing tables.
 
         Raises:
-            sqlite3.DatabaseError: it is no database, or damaged.
+            sqlite3.DatabaseError: it is not a database, or damaged.
             StoreError: another kvtrail wrote it.
         """
         if self._claim >= 0:
-            os.close(self._claim)  # of the file that was set aside
+            os.close(self._claim)  # the lock of the file that was set aside
         self._claim = opening.claim(self.path)
         self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         is_store = opening.check(self._db, self.path)
         opening.make_private(self.path)
-        if pragma(self._db, "auto_vacuum") != _INCREMENTAL:  # setting it writes, and the disk may be full
+        if pragma(self._db, "auto_vacuum") != _INCREMENTAL:  # setting it writes to the disk, which may be full
             self._db.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
@@ -316,7 +316,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             self._db.execute("COMMIT")
 
     def _check_place(self) -> None:
-        """Raises StoreError where the file is no longer in its place: writes to it would be lost."""
+        """Raises StoreError if the file was moved or deleted: writes to it would be lost."""
         try:
             is_there = os.path.samestat(self.path.stat(), os.fstat(self._claim))
         except FileNotFoundError:
@@ -328,7 +328,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
 
     @contextmanager
     def _reported(self, what: str) -> Iterator[None]:
-        """Tell the database's own trouble as a StoreError."""
+        """Raise database errors as StoreError."""
         try:
             yield
         except _REFUSED:

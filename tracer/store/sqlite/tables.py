@@ -1,4 +1,4 @@
-"""The tables whose rows are put and dropped whole, each row by itself: all but the log, and requests with their measures."""
+"""The tables whose rows are written and dropped independently: all except the log and requests with their measures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtrail.tracer.store.queries import to_text
 from kvtrail.tracer.store.request_rows import LARGEST
 
 MAX_HANDOFFS = 100_000
-"""Events of hand-offs that are kept, the latest: about 15,000 hand-offs, and some tens of MB."""
+"""Maximum number of stored events of hand-offs, the latest: about 15,000 hand-offs, and some tens of MB."""
 MAX_MARKERS = 20_000
 _S = 10**9
 Rows = Iterable[Sequence[Any]]
@@ -28,13 +28,13 @@ class Table:
 
     Attributes:
         name: its name.
-        columns: those that are put, in order.
-        create: what follows the name in its definition.
-        rows: makes rows of parts of a batch.
-        merge: what happens where a row with its key is there.
-        old: the condition on rows that are dropped as older than a time, Unix nanoseconds; empty if none are.
-        since: the condition on rows that a rebuild makes again from a time on.
-        most: how many rows are kept, the latest; it then has a rowid.
+        columns: the written columns, in order.
+        create: the definition after the name.
+        rows: converts parts of a batch to rows.
+        merge: the action if a row with its key exists.
+        old: the condition for rows older than a time in Unix nanoseconds, which are dropped; empty if none are.
+        since: the condition for rows that a rebuild makes again from a time on.
+        most: the maximum number of rows; only the latest are kept. The table then has a rowid.
         indexes: the definitions of its indexes.
     """
 
@@ -65,7 +65,7 @@ class Table:
         db.execute(f"DELETE FROM {self.name} WHERE {self.since}", (since_ns,))
 
     def prune(self, db: sqlite3.Connection, *, before_ns: int) -> None:
-        """Drop what is older, or too much, within the open transaction."""
+        """Drop rows that are too old or too many, within the open transaction."""
         if self.old:
             db.execute(f"DELETE FROM {self.name} WHERE {self.old}", (before_ns,))
         if self.most is not None:
@@ -97,7 +97,7 @@ ENGINES = Table(
     first_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL
 ) WITHOUT ROWID""",
     _engine_rows,
-    # A later recorder of an engine replaces what an earlier one said; what it leaves out stays.
+    # A later recorder of an engine replaces an earlier one's values, except for its empty fields.
     merge=f"""UPDATE SET last_ns = excluded.last_ns,
     {", ".join(f"{name} = coalesce(nullif(excluded.{name}, ''), {name})" for name in DESCRIPTION)}""",
     old="last_ns < ?",
@@ -132,7 +132,7 @@ FINDINGS = Table(
     lambda found: map(findings.row_of, found),
     since="last_ns >= ?",
     indexes=(
-        # Whatever is counted of findings is in it: their rows are long, and stay when those of requests leave.
+        # It covers all counts of findings: their rows are long, and are kept longer than those of requests.
         "CREATE INDEX findings_in_time ON findings (last_ns, rule, severity, engine, connector, request, first_ns)",
         "CREATE INDEX findings_by_request ON findings (request)",
     ),
@@ -153,7 +153,7 @@ SAVINGS = Table(
     epoch INTEGER NOT NULL, measure TEXT NOT NULL, value INTEGER NOT NULL,
     PRIMARY KEY (step_s, at_s, engine, connector, epoch, measure)
 ) WITHOUT ROWID""",
-    # By the minute and by the hour: a range of a week reads hours, and takes as long as six hours do.
+    # Per minute and per hour: a range of a week reads hours, and is as fast as a range of six hours.
     lambda cells: (
         (at_s, step_s, *rest, min(value, LARGEST)) for (step_s, at_s, *rest), value in by_step(cells).items()
     ),
@@ -173,7 +173,7 @@ WASTE = Table(
     since="at_ns >= ?",
 )
 RECEIPTS = Table(
-    # The digests of the requests of spans that were stored: a sender that receives no answer sends the same bytes again.
+    # The digests of stored OTLP requests: a sender that receives no answer sends the same bytes again.
     "receipts",
     ("digest",),
     "(number INTEGER PRIMARY KEY, digest BLOB NOT NULL)",
@@ -182,7 +182,7 @@ RECEIPTS = Table(
     most=MAX_RECEIPTS,
 )
 RECORDERS = Table(
-    # The numbers of the events that were stored: a Collector in between may send the same events in other requests.
+    # The numbers of stored events: a Collector in between may send the same events in other requests.
     "recorders",
     ("recorder", "seen", "last_ns"),
     "(recorder TEXT PRIMARY KEY, seen TEXT NOT NULL, last_ns INTEGER NOT NULL) WITHOUT ROWID",
@@ -190,7 +190,7 @@ RECORDERS = Table(
     old="last_ns < ?",
 )
 DERIVED = (FINDINGS, SAVINGS, WASTE, HANDOFFS)
-"""Those that are made of the log."""
+"""The tables that are derived from the log."""
 FOR_LONG = (RECEIPTS, RECORDERS, ENGINES, LAUNCHES)
-"""Those that stay for twice as long as spans do: an engine may be silent for long."""
+"""The tables that are kept twice as long as spans: an engine may not report for long."""
 EVERY = (*DERIVED, MARKERS, *FOR_LONG)

@@ -1,4 +1,4 @@
-"""The requests of a trace, by what the log has of it."""
+"""Finds the requests of a trace in the log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def requests_in(query: Query, trace_id: str) -> list[int]:
-    """The numbers of the requests with this as their own trace; none if it is no trace id."""
+    """The numbers of the requests in this trace; none if it is not a trace id."""
     if not _TRACE_ID.fullmatch(trace_id):
         return []
     decoder = ProtobufDecoder()

@@ -1,4 +1,4 @@
-"""Verify a store and report its faults."""
+"""Verifies a store and reports its faults."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvtrail.tracer.store.sqlite import bodies, log, opening
 from kvtrail.tracer.store.sqlite.database import Database
 
 MAX_NAMED = 20
-"""The number of faults of a kind that are named; the others are only counted."""
+"""Maximum number of faults of a kind that are named; the others are only counted."""
 _TEXTS = {
     "requests": ("changes", "transfers"),
     "findings": ("body",),
     "request_measures": ("tokens",),
 }
-"""By table: what must be JSON."""
+"""Columns that must contain JSON, by table."""
 
 
 class Fault(NamedTuple):
@@ -74,7 +74,7 @@ def _is_damaged(row: Sequence[Any]) -> bool:
 
 
 def _wrong_log(database: Database) -> Iterator[Fault]:
-    """Chunks that cannot be read, and requests of the log without a row."""
+    """Unreadable chunks, and requests of the log without a row."""
     ((end, settled),) = database.query("SELECT number, settled FROM log_end")
     decoder, expected, unreadable = ProtobufDecoder(), None, 0
     of_log: set[tuple[str, str]] = set()
