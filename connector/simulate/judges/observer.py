@@ -54,7 +54,7 @@ class Observer:
         self._resets, self._reports_events = (overrides(self._plain, name) for name in ("reset_cache", "take_events"))
         self._ignored = frozenset(getattr(self._plain, KEEPS, ()))
         self._at_first = leftovers.temporary(connector, self._ignored)
-        self._prefixes = stage.prefixes
+        self._prefixes = stage.shared.prefixes
         self._computed: set[int] = set()
         """The prefixes that some request has held the KV of since the connector's last reset."""
         self._entered: dict[str, int] = {}

@@ -27,6 +27,8 @@ class Prefixes:
         self._known: dict[str, tuple[Any, list[int]]] = {}
         self._first: list[tuple[str, int]] = []
         """The first request with each prefix, and the prefix's last token."""
+        self._arrays: dict[str, tuple[list[int], Any, int]] = {}
+        """Of each request its numbers, the same as an array, and how many of them that has."""
 
     def of(self, request: Any) -> list[int]:
         """The numbers of a request's prefixes, from that of its first token on."""
@@ -38,11 +40,22 @@ class Prefixes:
             self._extend(numbers, request, tokens[len(numbers) :])
         return numbers
 
-    def with_drafts(self, request: Any, drafts: Sequence[int]) -> list[int]:
-        """The same, as if these tokens came next."""
-        numbers = [*self.of(request)]
-        self._extend(numbers, request, drafts)
-        return numbers
+    def array(self, request: Any, drafts: Sequence[int] = ()) -> Any:
+        """The same, and those of these drafts after them."""
+        numbers = self.of(request)
+        if drafts:
+            numbers = [*numbers]
+            self._extend(numbers, request, drafts)
+            return np.array(numbers, np.int32)
+        known, array, filled = self._arrays.get(request.request_id, (None, np.empty(0, np.int32), 0))
+        if known is not numbers:
+            filled = 0
+        if filled < len(numbers):
+            if len(array) < len(numbers):
+                array = np.concatenate([array[:filled], np.empty(len(numbers) + 64 - filled, np.int32)])
+            array[filled : len(numbers)] = numbers[filled:]
+            self._arrays[request.request_id] = (numbers, array, len(numbers))
+        return array[: len(numbers)]
 
     def _extend(self, numbers: list[int], request: Any, tokens: Sequence[int]) -> None:
         adapter = None if request.lora_request is None else request.lora_request.lora_name
@@ -71,29 +84,6 @@ class Shared:
 
     def __init__(self) -> None:
         self.prefixes, self.seed = Prefixes(), next(_SEEDS)
-
-
-class Contents:
-    """The numbers of requests' tokens, as arrays."""
-
-    def __init__(self, prefixes: Prefixes) -> None:
-        self.prefixes = prefixes
-        self._arrays: dict[str, tuple[list[int], Any, int]] = {}
-
-    def of(self, request: Any, drafts: Sequence[int] = ()) -> Any:
-        """The numbers of all tokens that a request has by now, and of these drafts after them."""
-        if drafts:
-            return np.array(self.prefixes.with_drafts(request, drafts), np.int32)
-        numbers = self.prefixes.of(request)
-        known, array, filled = self._arrays.get(request.request_id, (None, np.empty(0, np.int32), 0))
-        if known is not numbers:
-            filled = 0
-        if filled < len(numbers):
-            if len(array) < len(numbers):
-                array = np.concatenate([array[:filled], np.empty(len(numbers) + 64 - filled, np.int32)])
-            array[filled : len(numbers)] = numbers[filled:]
-            self._arrays[request.request_id] = (numbers, array, len(numbers))
-        return array[: len(numbers)]
 
 
 class Secret:
@@ -127,7 +117,7 @@ def _spread(numbers: Any) -> Any:
     return (numbers & np.int32(0x7FFFFF)) | (numbers >> 23) << 25 | _ONE
 
 
-def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], contents: Contents) -> str:
+def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], prefixes: Prefixes) -> str:
     """In words, what the words of one token's KV are: the KV of a prefix, in a layer, or none that was ever computed."""
     for value, text in (
         (_OF_NO_PREFIX[0], "zeros"),
@@ -138,8 +128,8 @@ def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], 
             return text
     for name, secret in {layer: secrets[layer], **secrets}.items():
         number = secret.number(words)
-        if number is not None and number < len(contents.prefixes):
-            owner = f"{secret.subject} {contents.prefixes.name(number)}"
+        if number is not None and number < len(prefixes):
+            owner = f"{secret.subject} {prefixes.name(number)}"
             return owner if name == layer else f"{owner} in {name}"
     differ = int((words != expected).sum())
     if 2 * differ < words.size:
