@@ -33,7 +33,7 @@ class Requirement:
         id: `LEVEL.SUBJECT.NAME`; it stays the same from version to version of the suite.
         sentence: what must hold.
         source: who says so: vLLM's docstring or code, by a version in which it stands there, or an issue.
-        judged_by: judges (`judges.py`): ids of rules, and what else a session judges by.
+        judged_by: judges (`verdict.py`): ids of rules, and what else a session judges by.
         reached_by: the coverage points at which it is at risk; it is reached as often as all of them together.
         feature: the feature that an extended requirement belongs to.
         covers_all: whether it stands for all of core in the feature's world: a failure that only several ranks show is one

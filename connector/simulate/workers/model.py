@@ -17,8 +17,7 @@ import numpy as np
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.calls import Calls, Load
 from kvtrail.connector.simulate.tiny_model import HEADS, HIDDEN
-from kvtrail.connector.simulate.workers.contents import FAILED, UNKNOWN, UNWRITTEN, Shared, holds
-from kvtrail.connector.simulate.workers.kv_caches import LayerCache
+from kvtrail.connector.simulate.workers.contents import FAILED, UNKNOWN, UNWRITTEN, LayerCache, Shared, holds
 from kvtrail.connector.tracing.cache_groups import groups_in
 from kvtrail.tracer.events.cache_groups import ALL, MAMBA, CacheGroup
 
@@ -150,7 +149,9 @@ class Model:
         """The blocks, slots and numbers of the step's tokens, of each KV cache group."""
         self._found: dict[str, _Wrong] = {}
         calls.on_load.append(lambda request, load: self._awaited.append((request, load)))
-        calls.on_end.append(self._ended)
+        calls.on_end.append(
+            lambda request: self._unread.pop(request.request_id, None)
+        )  # nobody reads its load any more
 
     # A step.
 
@@ -300,10 +301,6 @@ class Model:
             self._numbers[blocks, slots] = numbers
             self._given_to[blocks] = group
         self._unread[request.request_id] = load
-
-    def _ended(self, request: Any) -> None:
-        """Nobody reads the load of a request that has ended."""
-        self._unread.pop(request.request_id, None)
 
     def _note_copies(self, load: Load) -> None:
         if not self.copied:

@@ -17,9 +17,8 @@ from kvtrail.connector.simulate.check import features
 from kvtrail.connector.simulate.check.coverage import POINTS
 from kvtrail.connector.simulate.check.features import Feature
 from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES
-from kvtrail.connector.simulate.conformance.judges import OTHERS, RULES, judges_of
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS, Level, Requirement, of_level
-from kvtrail.connector.simulate.conformance.verdict import NEEDED
+from kvtrail.connector.simulate.conformance.verdict import NEEDED, OTHERS, RULES, judges_of
 from kvtrail.connector.simulate.judges.failure import CRASH, HANG, RULE, Failure
 from kvtrail.tracer.rules import pages
 
