@@ -14,7 +14,7 @@ from kvtrail.tracer.commands.options import INCONCLUSIVE
 from kvtrail.tracer.reports import output_file
 
 LEVELS = ("core", "extended", "all")
-"""As `suite.LEVELS`, without importing vLLM for `--help`."""
+"""As `suite.asked_of` takes them, without importing vLLM for `--help`."""
 
 
 @click.command()

@@ -97,10 +97,6 @@ class Fake:
         """What the workers report about the jobs that ended in a step, or None."""
         return None
 
-    def reports_sends(self, connector: Any) -> bool:
-        """Whether the workers of such a connector ever report that kept blocks were sent."""
-        return reports_transfers(getattr(connector, "_kvtrail_plain", type(connector)))
-
 
 def reports_transfers(plain: type) -> bool:
     """Whether the workers of an untraced connector class ever report what has been moved; vLLM's base class never does."""

@@ -7,13 +7,12 @@ event waits until the probe names the request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from threading import Lock
 from typing import Any
 
 from kvtrail.connector.known.probe import MAX_PENDING, ProbeEvent
-from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Direction, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
@@ -88,15 +87,8 @@ class Messages:
         with self._lock:
             self._seen.extend(self._unnamed.pop(key, ()))
 
-    def around(self, owner: Any, call: str, begin: Callable[..., End | None]) -> None:
-        """Look over an object's method, as `watching.watch` does. What cannot be noted is missing from what is taken."""
-        watch(owner, call, begin, self._failed)
-
-    def after(self, owner: Any, call: str, note: Callable[..., object]) -> None:
-        """Let `note` see the result of an object's method, and its arguments, unless it raises."""
-        after(owner, call, note, self._failed)
-
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """Something could not be noted, and is missing from what is taken."""
         self._failure = error
 
 

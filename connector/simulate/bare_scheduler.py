@@ -39,7 +39,7 @@ class BareScheduler:
         calls: what the scheduler and the connector say to each other; None without a connector.
         worker: what stands for the connector's workers.
         connectors: the connector and, if it has any, its children.
-        prefixes: those of the requests so far.
+        shared: what it has in common with other engines of the same model.
         observers: called after each step with vLLM's output and the workers' report.
         on_outputs: called after each step with what the clients get, vLLM's `EngineCoreOutput` of each request.
     """
@@ -118,7 +118,6 @@ class BareScheduler:
         self.on_outputs: list[Callable[[Sequence[Any]], None]] = []
         self.connectors: Sequence[Any] = ()
         self.shared = shared or Shared()
-        self.prefixes = self.shared.prefixes
         self.calls: Calls | None = None
         self.worker: FakeWorker | None = None
         if fake is not None:
@@ -130,7 +129,7 @@ class BareScheduler:
             else:
                 model = self._model(kv_cache) if copies and fake.plans_copies else None
                 self.worker = FakeWorker(*parts, model=model, ranks=ranks)
-        self._outputs: dict[str, tuple[int, Sequence[int]]] = {}
+        self._outputs: dict[str, Sequence[int]] = {}
 
     def _model(self, kv_cache: Any) -> Model:
         assert self.calls is not None
@@ -173,7 +172,7 @@ class BareScheduler:
             adapter=adapter,
             transfer=transfer,
         )
-        self._outputs[request_id] = (len(prompt), output)
+        self._outputs[request_id] = output
         self.scheduler.add_request(request)
         return request
 
@@ -274,8 +273,7 @@ class BareScheduler:
         sampled = [
             rng.randrange(3, tiny_model.VOCABULARY) for _ in range(1 + (rng.randrange(drafted + 1) if drafted else 0))
         ]
-        prompt, output = self._outputs[request_id]
-        given = output[request.num_tokens - prompt :][: len(sampled)]
+        given = self._outputs[request_id][request.num_output_tokens :][: len(sampled)]
         return [*given, *sampled[len(given) :]]
 
 

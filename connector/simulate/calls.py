@@ -48,7 +48,7 @@ class Calls:
         self.on_lookup: list[Callable[[Any, int, int | None], None]] = []
         self.on_load: list[Callable[[Any, Load], None]] = []
         self.on_reset: list[Callable[[bool | None], None]] = []
-        self.on_end: list[Callable[[Any], None]] = []
+        self.on_end: list[Callable[[Any], object]] = []
         self.on_events: list[Callable[[Sequence[Any]], None]] = []
         self._block_sizes = block_sizes
         self._computed: dict[str, int] = {}

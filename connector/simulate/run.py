@@ -187,6 +187,7 @@ def play(
     schedulers = list(dict.fromkeys(event.connector_id for event in events if event.role == SCHEDULER))
     alone = schedulers[child - 1] if 0 < child <= len(schedulers) else None
     detector, checks = judged_alone(events, alone)
+    heard = None if observer is None else observer.kv_events
     found = [finding for held in detector.findings.values() for finding in held.values()]
     return Played(
         exporters=exporters,
@@ -207,7 +208,7 @@ def play(
         ranks=scenario.settings.get("tensor_parallel_size", 1),
         capacity_compared=observer is not None and observer.capacity_compared,
         asked_of_failed=0 if observer is None else observer.asked_of_failed,
-        kv_events=(0, 0, 0) if observer is None else observer.kv_events.counts,
+        kv_events=(0, 0, 0) if heard is None else (heard.stored, heard.removed, heard.found),
     )
 
 

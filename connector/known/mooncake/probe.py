@@ -6,14 +6,14 @@ All of that runs in threads of the connector's own. Known: vLLM 0.32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
 from kvtrail.connector.known.messages import Messages, blocks_of_both, notification, transfer
 from kvtrail.connector.known.probe import Probe, ProbeEvent
-from kvtrail.connector.known.watching import End
+from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
 
@@ -40,17 +40,18 @@ class MooncakeProbe(Probe):
         worker = getattr(connector, "connector_worker", None)
         if worker is None:
             return
-        follow = self._messages
+        failed = self._messages.failed
         if not worker.is_kv_consumer:
-            follow.around(worker, "start_load_kv", self._name)
-            follow.around(worker, "send_kv_to_decode", self._on_asked)
-            follow.after(worker, "_build_transfer_params", partial(self._on_write, worker))
-            follow.around(worker, "fetch_finished_sending_reqs", partial(self._on_sent, worker))
-            worker._encoder = _Encoder(worker._encoder, follow, partial(self._on_answer, worker))
+            watch(worker, "start_load_kv", self._name, failed)
+            watch(worker, "send_kv_to_decode", self._on_asked, failed)
+            after(worker, "_build_transfer_params", partial(self._on_write, worker), failed)
+            watch(worker, "fetch_finished_sending_reqs", partial(self._on_sent, worker), failed)
+            worker._encoder = _Encoder(worker._encoder)
+            watch(worker._encoder, "encode", partial(self._on_answer, worker), failed)
         if not worker.is_kv_producer:
-            follow.around(worker, "receive_kv_from_single_worker", self._on_request)
-            follow.around(worker, "process_pulling_result", self._on_answered)
-            follow.around(worker, "_handle_failed_recv", self._on_failed)
+            watch(worker, "receive_kv_from_single_worker", self._on_request, failed)
+            watch(worker, "process_pulling_result", self._on_answered, failed)
+            watch(worker, "_handle_failed_recv", self._on_failed, failed)
 
     def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
         return self._messages.take() if self._messages else ()
@@ -164,11 +165,10 @@ class MooncakeProbe(Probe):
 
 
 class _Encoder:
-    """The worker's encoder, which has each answer before it is sent."""
+    """The worker's encoder, which has each answer before it is sent, with a method that can be watched."""
 
-    def __init__(self, plain: Any, messages: Messages, note: Callable[[Any], None]) -> None:
+    def __init__(self, plain: Any) -> None:
         self._plain = plain
-        messages.around(self, "encode", note)
 
     def encode(self, message: Any) -> Any:
         return self._plain.encode(message)

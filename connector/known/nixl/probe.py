@@ -41,7 +41,7 @@ class NixlProbe(Probe):
             return
         reads = hasattr(worker, "_read_blocks")
         after(worker.nixl_wrapper, "get_new_notifs", partial(self._note_messages, worker, reads))
-        watch(worker.nixl_wrapper, "send_notif", self._note_sending)
+        watch(worker.nixl_wrapper, "send_notif", lambda *_, **__: self._note_sent)
         Transfers(worker, self._messages.note, self._unsent)
         watch(worker, "_reap_expired_send_leases", partial(self._note_expired, worker))
         after(worker, "_handle_heartbeat", partial(self._note_extended, worker))
@@ -95,9 +95,6 @@ class NixlProbe(Probe):
             request_id, Notice.REGISTRATION, Direction.SENT, peer=engine, reason=reason,
             blocks_count=_number_of(said["local_block_ids"]),
         )  # fmt: skip
-
-    def _note_sending(self, *_: Any, **named: Any) -> End:
-        return self._note_sent
 
     def _note_sent(self, _: Any, error: Exception | None) -> None:
         self._sending.reason = None if error is None else f"{type(error).__name__}: {error}"

@@ -55,7 +55,7 @@ class Contents(StoreContents):
         """These chunks have left the store."""
         for request_id, chunks in groupby(evicted, lambda chunk: chunk.request_id):
             names = [name for chunk in chunks for name in self._held.pop(chunk.key, ())]
-            self._note([(name,) for name in sorted(names, key=_group)], request_id)
+            self._note([(name,) for name in sorted(names, key=lambda name: name[HASH_BYTES:])], request_id)
 
     def _names(self, copy: Any) -> list[bytes]:
         """What a copy brings into its chunk."""
@@ -64,7 +64,3 @@ class Contents(StoreContents):
 
     def _note(self, changes: Iterable[Change], request_id: str | None) -> None:
         self._changes.extend([(change, request_id) for change in changes])
-
-
-def _group(name: bytes) -> bytes:
-    return name[HASH_BYTES:]

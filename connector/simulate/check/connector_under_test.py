@@ -1,18 +1,31 @@
-"""The connector under test: its configuration, and what a check may do to it."""
+"""The connector under test: its configuration, what a check may do to it, and whether its own workers run here."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count, permutations
 from typing import Any
 
-from kvtrail.connector.known import by_name, overrides
+from kvtrail.connector.known import by_name, has_other_writers, overrides, part_of
 from kvtrail.connector.registration import TRACED, configuration, resolve
+from kvtrail.connector.simulate.run import Played, Unbuildable, play
+from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
 
 BESIDE_BYTES = 256 * 1024
 """Of the store of our OffloadConnector, 256 tokens: what it has evicted is loaded by the connector beside it."""
+
+NO_BYTES = "what they load changes no byte"
+DIED = "they died in a rehearsal"
+_TURNS = 4
+REHEARSAL = Scenario(
+    arrivals=tuple(Arrival(f"turn-{n}", (("head", 640), (f"tail-{n}", 40)), 2, 40 * n) for n in range(_TURNS)),
+    resets=tuple(CachesReset(40 * n - 1) for n in range(1, _TURNS)),
+    most_steps=400,
+)
+"""A prompt is stored and loaded again: a prefix comes again and again; vLLM forgets it in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +73,7 @@ Choose = Callable[[Sequence[Any]], Any]
 def varied(name: str, choose: Choose, *, full: bool = False) -> dict[str, Any]:
     """Extra configuration by choice: for a known connector, and for a class that has `kvtrail_check_settings`, as a
     `KnownConnector` has `check_settings`; none for others. `full`: the store of a known connector is a small one."""
-    if own := _declared(name):
+    if own := getattr(_plain(name), "kvtrail_check_settings", {}):
         return _chosen(own, choose)
     known = by_name(name.rpartition(":")[2].removeprefix(TRACED))
     if known is None:
@@ -85,12 +98,6 @@ def in_turn(profile: str, turn: int) -> Choose:
     return choose
 
 
-def _declared(name: str) -> Mapping[str, Any]:
-    """What the author of a connector declares."""
-    settings: Mapping[str, Any] = getattr(_plain(name), "kvtrail_check_settings", {})
-    return settings
-
-
 def _plain(name: str) -> Any:
     """The untraced class of a connector; None of one that cannot be imported: vLLM says more of it."""
     try:
@@ -107,3 +114,36 @@ def _chosen(settings: Mapping[str, Any], choose: Choose) -> dict[str, Any]:
         for key, values in settings.items()
     }
     return {key: value for key, value in chosen.items() if value is not None}
+
+
+def why_fake(tested: ConnectorUnderTest) -> tuple[str | None, Played | None]:
+    """Why fake workers must stand in for the connector's own, None if its own do; and the rehearsal, if there was one.
+
+    Raises:
+        Unbuildable: the connector cannot be built even with fake workers.
+    """
+    with suppress(Exception):  # it cannot be imported: whoever plays says so
+        cls = resolve(tested.configuration()["kv_connector"])
+        if part_of(cls, "fake") is not None:
+            return "kvtrail has a fake for what they talk to", None
+        if has_other_writers(cls):
+            return "what they load was computed elsewhere", None
+    try:
+        played = play(REHEARSAL, tested.configuration(), own_workers=True)
+    except Unbuildable as refused:
+        build(tested)
+        return f"they cannot be made here ({str(refused).splitlines()[0]})", None
+    if played.loads_read and not played.loads_copied:
+        return NO_BYTES, played
+    if played.error is not None and not played.loads_copied:
+        return f"{DIED} ({played.error.splitlines()[0]})", played
+    return None, played
+
+
+def build(tested: ConnectorUnderTest) -> None:
+    """Run it with fake workers and a model of one KV cache group.
+
+    Raises:
+        Unbuildable: the connector cannot be built at all.
+    """
+    play(REHEARSAL, tested.configuration())

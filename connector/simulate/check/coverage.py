@@ -142,18 +142,12 @@ class RunCoverage:
     Attributes:
         reached: how often each of the points was reached.
         checks: how often each rule gave each verdict to the connector.
-        hits: lookups that answered with tokens.
-        loads_read: loads that were looked at byte by byte.
-        blocks_compared: blocks that were compared byte by byte before a step that reads them.
         capacity_compared: whether the capacity of a full store was compared with that of a new one.
         failures: the ids of what failed.
     """
 
     reached: Counter[str]
     checks: Mapping[tuple[str, Verdict], int]
-    hits: int
-    loads_read: int
-    blocks_compared: int
     capacity_compared: bool = False
     failures: frozenset[str] = frozenset()
 

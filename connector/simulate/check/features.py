@@ -6,7 +6,7 @@ import dis
 import inspect
 import pkgutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, cast
 
@@ -158,8 +158,5 @@ def _by_layer(cls: type, extra: Mapping[str, Any]) -> bool:
     both methods are abstract, so that it defines them in any case; those that do nothing claim nothing."""
     if overrides(cls, "requires_piecewise_for_cudagraph"):
         return bool(cast(Any, cls).requires_piecewise_for_cudagraph(dict(extra)))
-    return any(_does_something(getattr(cls, name)) for name in ("wait_for_layer_load", "save_kv_layer"))
-
-
-def _does_something(method: Callable[..., Any]) -> bool:
-    return any(each.opname not in _NOTHING for each in dis.get_instructions(inspect.unwrap(method)))
+    methods = (inspect.unwrap(getattr(cls, name)) for name in ("wait_for_layer_load", "save_kv_layer"))
+    return any(each.opname not in _NOTHING for method in methods for each in dis.get_instructions(method))

@@ -24,7 +24,10 @@ def as_text(checked: Checked) -> str:
     """For a terminal."""
     parts = [_summary(checked), *_limits(checked)]
     if not checked.found:
-        return "\n".join([*parts, *_verdict(checked)])
+        if not checked.inconclusive:
+            return "\n".join([*parts, "Nothing found."])
+        reasons = (f"- {reason}" for reason in checked.inconclusive)
+        return "\n".join([*parts, "Nothing found, but this is inconclusive:", *reasons])
     parts.append(f"{some(len(checked.found), 'failure')} found:")
     for each in checked.found:
         more = checked.repeated[each.failure.id]
@@ -157,13 +160,6 @@ def _limits(checked: Checked) -> list[str]:
         profiles = [profile for profile, why in checked.refused.items() if why == reason]
         limits.append(f"Not driven: {', '.join(profiles)}: {reason}")
     return limits
-
-
-def _verdict(checked: Checked) -> list[str]:
-    """Nothing was found: whether that proves anything."""
-    if not checked.inconclusive:
-        return ["Nothing found."]
-    return ["Nothing found, but this is inconclusive:", *(f"- {reason}" for reason in checked.inconclusive)]
 
 
 def _size(found: Found) -> str:

@@ -9,8 +9,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvtrail.connector.simulate.check import features, rehearsal
-from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest, in_turn, varied
+from kvtrail.connector.simulate.check import features
+from kvtrail.connector.simulate.check.connector_under_test import (
+    DIED,
+    NO_BYTES,
+    ConnectorUnderTest,
+    build,
+    in_turn,
+    varied,
+    why_fake,
+)
 from kvtrail.connector.simulate.check.coverage import RunCoverage, reached
 from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, ORDER, PAIR_PROFILES, SMALL, scenario_of
 from kvtrail.connector.simulate.check.trial import Shrunk, run, shrunk
@@ -117,8 +125,8 @@ class Checked:
         self.loads_read += played.loads_read
         self.blocks_compared += played.blocks_compared
         self.reached += points
-        looked = points, played.checks, hits, played.loads_read, played.blocks_compared, played.capacity_compared
-        self.runs.append(RunCoverage(*looked, frozenset(each.id for each in failures)))
+        ids = frozenset(each.id for each in failures)
+        self.runs.append(RunCoverage(points, played.checks, played.capacity_compared, ids))
         self.unprobed = played.unprobed
 
     @property
@@ -147,7 +155,7 @@ class Checked:
         missed = [name for name in dict.fromkeys(self.profiles) if not self.trials[name] and name not in self.refused]
         if missed:
             reasons.append(f"The session ended before it came to: {', '.join(missed)}.")
-        if self.fake_workers is not None and self.fake_workers.startswith(rehearsal.DIED):
+        if self.fake_workers is not None and self.fake_workers.startswith(DIED):
             reasons.append(f"Fakes had to stand in for its workers, since {self.fake_workers}.")
         if self.unprobed is not None and self.unprobed.startswith("it failed"):
             reasons.append(f"The connector's probe saw nothing: {self.unprobed}.")
@@ -247,9 +255,8 @@ class _Session:
         """Find out whether the connector's own workers run."""
         self.announce("rehearsal")
         first = ConnectorUnderTest(self.checked.connector, self.configured("", self.checked.seed))
-        why_fake, played = rehearsal.why_fake(first)
-        self.checked.fake_workers = why_fake
-        if why_fake == rehearsal.NO_BYTES:
+        self.checked.fake_workers, played = why_fake(first)
+        if self.checked.fake_workers == NO_BYTES:
             self.checked.no_bytes = played
 
     def play(self, profile: str, seed: int) -> None:
@@ -267,10 +274,10 @@ class _Session:
                 raise
             checked.refused[profile] = str(refused).splitlines()[0]
             if set(checked.profiles) <= checked.refused.keys():
-                rehearsal.build(tested)  # it raises, if it is not the profile that is refused
+                build(tested)  # it raises, if it is not the profile that is refused
             return
         if own_workers and scenario.pair is None and played.loads_read and not played.loads_copied:
-            checked.fake_workers, checked.no_bytes = rehearsal.NO_BYTES, played
+            checked.fake_workers, checked.no_bytes = NO_BYTES, played
             tested = replace(tested, own_workers=False)
             played, failures = run(tested, scenario)
         checked.count(profile, played, failures)

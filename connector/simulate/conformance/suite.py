@@ -16,8 +16,6 @@ from kvtrail.connector.simulate.conformance.requirements import Level, of_level
 from kvtrail.connector.simulate.conformance.verdict import Judged, Setting, Verdict
 from kvtrail.connector.simulate.run import Unbuildable
 
-ALL = "all"
-LEVELS = (Level.CORE.value, Level.EXTENDED.value, ALL)
 OTHER_LEVEL = "run with `--level extended`"
 
 
@@ -28,7 +26,7 @@ class Asked:
     Attributes:
         connector: its name, as the user gave it.
         config: its `kv_connector_extra_config`; None where each workload draws its own.
-        level: one of `LEVELS`.
+        level: `core`, `extended` or `all`.
         steps: scheduling steps.
         seed: the first seed.
         cls: the connector's untraced class.

@@ -1,4 +1,8 @@
-"""What a session says of each requirement."""
+"""What a session says of each requirement.
+
+The judges of a session have names: a rule's id, or a rule and the place of several where it judges (`byte-drift/early`), or
+one of `OTHERS`.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,11 @@ from kvtrail.connector.simulate.check import features
 from kvtrail.connector.simulate.check.coverage import POINTS, RunCoverage, reached
 from kvtrail.connector.simulate.check.features import Feature
 from kvtrail.connector.simulate.check.session import Checked, Found
-from kvtrail.connector.simulate.conformance.judges import REST_RESET, REST_ROOM, RULES, judges_of, looked
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS, Level, Requirement
-from kvtrail.connector.simulate.judges.failure import BYTES, HITS
+from kvtrail.connector.simulate.judges.failure import BYTES, CRASH, EVENTS, HANG, HITS, REST, RULE, Failure
+from kvtrail.tracer.model.findings import Verdict as RuleVerdict
+from kvtrail.tracer.rules.rule import DeadlineRule
+from kvtrail.tracer.rules.rule_set import all_rules
 
 
 class Result(StrEnum):
@@ -31,6 +37,28 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "inconclusive"
 
 
+REST_BLOCKS, REST_MEMORY, REST_RESET, REST_ROOM = "rest/blocks", "rest/memory", "rest/reset", "rest/room"
+OTHERS = {
+    HITS: "lookups that claim what nobody has computed",
+    BYTES: "KV that is read and is another's",
+    EVENTS: "KV cache events that say what is not so",
+    REST_BLOCKS: "KV blocks that are not free when all requests have ended",
+    REST_MEMORY: "what the connector remembers when all requests have ended",
+    REST_RESET: "a reset when all requests have ended",
+    REST_ROOM: "how much a full store holds, when all requests have ended, and whether its workers hold more",
+    CRASH: "an engine that dies",
+    HANG: "requests that never end",
+}
+"""What a session judges by beside the rules."""
+RULES = {rule.id: rule for rule in all_rules()}
+_OF_REST = {
+    REST_RESET: ("a reset is refused", "nothing is stored after a reset"),
+    REST_BLOCKS: ("blocks of ended requests", "blocks are lost", "vLLM's "),
+    REST_ROOM: ("the store has lost room", "workers keep what is evicted"),
+}
+"""How the names of what is left in the end begin, by judge; any other is of what the connector remembers."""
+_BY_ABSENCE = {"load-range/nothing allocated": "probe/seen"}
+"""Rules that judge only what a correct connector never does, by the point at which they would see it."""
 NEEDED = ("lookup", "allocation", "load", "preemption", "abort", "end", "engine")
 """The subjects of core that must have been exercised, at least in part, before all is well. vLLM does not ask for a reset,
 and what is stored is seen where it is loaded."""
@@ -146,6 +174,43 @@ def overall(results: Sequence[Judged], checked: Checked) -> tuple[Verdict, list[
             if all(each.result is Result.NOT_EXERCISED for each in of_it):
                 reasons.append(f"Nothing of “{subject}” was exercised.")
     return (Verdict.INCONCLUSIVE if reasons else Verdict.PASSED), reasons
+
+
+def judges_of(failure: Failure) -> tuple[str, ...]:
+    """Who has found a failure: of a rule that judges in several places, the rule as a whole, too."""
+    if failure.kind == RULE:
+        return (failure.what, f"{failure.what}/{failure.where}")
+    if failure.kind != REST:
+        return (failure.kind,)
+    for judge, beginnings in _OF_REST.items():
+        if failure.what.startswith(beginnings):
+            return (judge,)
+    return (REST_MEMORY,)
+
+
+def looked(judge: str, ran: RunCoverage, *, other_writers: bool) -> bool:
+    """Whether a judge has looked at something in a run: if not, it could not have found anything. With `other_writers`,
+    nobody knows what is stored."""
+    if judge in _BY_ABSENCE:
+        return bool(ran.reached[_BY_ABSENCE[judge]])
+    rule = judge.partition("/")[0]
+    if rule in RULES:  # one with a deadline counts what is overdue, and nothing that came in time
+        seen = ran.checks.get((rule, RuleVerdict.OK), 0) + ran.checks.get((rule, RuleVerdict.DRIFT), 0)
+        return bool(seen) or isinstance(RULES[rule], DeadlineRule)
+    match judge:
+        case "hits":
+            return bool(ran.reached["lookup/hit"]) and not other_writers
+        case "bytes":
+            return bool(ran.reached["bytes/loads"])
+        case "kv-events":
+            return bool(ran.reached["events/stored"])
+        case "rest/reset":
+            return bool(ran.reached["end/all"] and ran.reached["reset/connector"]) and not other_writers
+        case "rest/room":
+            return ran.capacity_compared
+        case "rest/blocks" | "rest/memory":
+            return bool(ran.reached["end/all"])
+    return True
 
 
 def _judged(requirement: Requirement, checked: Checked, setting: Setting, failures: tuple[str, ...]) -> Judged:

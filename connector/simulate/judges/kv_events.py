@@ -40,11 +40,6 @@ class KVEvents:
         """Whether the hashes are vLLM's: a connector may have its own, by which no block is known."""
         self.stored = self.removed = self.found = 0
 
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """Blocks reported as stored and as removed, and lookups that found some."""
-        return self.stored, self.removed, self.found
-
     def computed(self, request: Any, begin: int, end: int) -> None:
         """These tokens of a request are computed."""
         self._computed.update(self._hashes(request, begin // self._size, end // self._size))

@@ -54,7 +54,7 @@ class Observer:
         self._resets, self._reports_events = (overrides(self._plain, name) for name in ("reset_cache", "take_events"))
         self._ignored = frozenset(getattr(self._plain, KEEPS, ()))
         self._at_first = leftovers.temporary(connector, self._ignored)
-        self._prefixes = stage.prefixes
+        self._prefixes = stage.shared.prefixes
         self._computed: set[int] = set()
         """The prefixes that some request has held the KV of since the connector's last reset."""
         self._entered: dict[str, int] = {}
@@ -98,11 +98,10 @@ class Observer:
 
     def _stepped(self, output: Any, report: Any) -> None:
         """Enter what the step's requests hold now. A failed load's blocks, and what is behind them, are no KV."""
+        invalid, blocks_of = report.invalid_block_ids, self._stage.scheduler.kv_cache_manager.get_block_ids
         for request_id in output.num_scheduled_tokens:
             request = self._stage.scheduler.requests.get(request_id)
-            if request is not None and not (
-                report.invalid_block_ids and self._touches(request_id, report.invalid_block_ids)
-            ):
+            if request is not None and (not invalid or invalid.isdisjoint(blocks_of(request_id)[0])):
                 self._enter(request)
         self.kv_events.take(self._events, self._stage.steps)
         self._events.clear()
@@ -110,9 +109,6 @@ class Observer:
         if worker is not None and worker.model is not None:
             for text in worker.model.wrong:
                 self._note(BYTES, "a request has read KV that is not its own", f"In step {self._stage.steps}, {text}")
-
-    def _touches(self, request_id: str, invalid: set[int]) -> bool:
-        return bool(invalid.intersection(self._stage.scheduler.kv_cache_manager.get_block_ids(request_id)[0]))
 
     def _ending(self, request: Any) -> None:
         outcome = request.status.name.removeprefix("FINISHED_").lower()
@@ -176,13 +172,14 @@ class Observer:
         scheduler = self._stage.scheduler
         kept = list(scheduler.requests)
         if kept:
+            nobody = "; it overrides neither `get_finished` nor `get_transfer_results`, so nobody can"
             self._note(
                 REST,
                 "blocks of ended requests are not given back",
                 f"All requests have ended, and {some(len(kept), 'request')} still {'keeps' if len(kept) == 1 else 'keep'} "
                 f"blocks: {_names(kept, self._ended)}. The connector kept them when the request ended (`request_finished`"
                 " answered True, or a load was under way), and its workers never reported them as sent or received"
-                f"{self._no_reports()}.",
+                f"{'' if reports_transfers(self._plain) else nobody}.",
             )
             return True
         pool = scheduler.kv_cache_manager.block_pool
@@ -211,10 +208,6 @@ class Observer:
         plain: Any = self._plain
         own = isinstance(self._stage.worker, OwnWorker) or part_of(plain, "fake") is not None
         return own or not overrides(plain, "build_connector_worker_meta")
-
-    def _no_reports(self) -> str:
-        nobody = "; it overrides neither `get_finished` nor `get_transfer_results`, so nobody can"
-        return "" if reports_transfers(self._plain) else nobody
 
     def _counted(self) -> None:
         """What the probe counts, and what is temporary by its name."""

@@ -17,7 +17,6 @@ from kvtrail.connector.simulate.judges import leftovers
 from kvtrail.connector.simulate.run import MUCH_LATER_S, of_its_own, where
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.workers.contents import Shared
-from kvtrail.connector.simulate.workers.model import Model
 from kvtrail.connector.simulate.workers.own_worker import OwnWorker
 
 PREFILL, DECODE = "prefill", "decode"
@@ -31,7 +30,7 @@ class Engine:
     Attributes:
         name: what it does: it prefills or decodes.
         id: what its connector calls it.
-        stage: the bare scheduler.
+        stage, worker: the bare scheduler, and its workers.
         exporter: has what it records.
         error, trace: what it died of, and where; None and empty as long as it lives.
     """
@@ -71,6 +70,8 @@ class Engine:
                 shared=shared,
                 tensor_parallel_size=pair.decode_ranks if decodes else pair.prefill_ranks,
             )
+        assert isinstance(self.stage.worker, OwnWorker)
+        self.worker = self.stage.worker
         self.exporter = exporters[-1]
         self.error: str | None = None
         self.trace = ""
@@ -105,15 +106,6 @@ class Engine:
         """What changes as long as anything happens in it."""
         requests = self.stage.scheduler.requests.values()
         return self.error, [(each.request_id, each.status, each.num_computed_tokens) for each in requests]
-
-    @property
-    def model(self) -> Model:
-        return self.worker.model
-
-    @property
-    def worker(self) -> OwnWorker:
-        assert isinstance(self.stage.worker, OwnWorker)
-        return self.stage.worker
 
     def remembered(self, ended: Set[str]) -> dict[str, set[str]]:
         """Those of these ended requests, of either engine, that its connector's two sides still know, by place."""

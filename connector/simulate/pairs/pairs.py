@@ -124,9 +124,9 @@ class PairRun:
                 name: f"in the engine that is to {engine.name}" for engine in self.engines for name in left_in(engine)
             },
             lookups=[event for event in events if isinstance(event, Lookup)],
-            loads_read=decode.model.loaded,
+            loads_read=decode.worker.model.loaded,
             loads_copied=True,  # by the network, at any time
-            blocks_compared=sum(engine.model.compared for engine in self.engines),
+            blocks_compared=sum(engine.worker.model.compared for engine in self.engines),
             unprobed=next(
                 (each._kvtrail.unprobed for each in decode.stage.connectors if hasattr(each, "_kvtrail")), None
             ),
@@ -138,7 +138,7 @@ class PairRun:
         names = self.router.names | {each.id: each.id for each in (*self.scenario.arrivals, *self.pair.decodes)}
         wrong: dict[str, str] = {}
         for engine in self.engines:
-            for text in engine.model.wrong:
+            for text in engine.worker.model.wrong:
                 request_id = next(word for word in text.split() if word in names)
                 wrong.setdefault(names[request_id], f"{engine.name}: {text}")
         return wrong

@@ -115,7 +115,7 @@ class Comparison:
     @property
     def same_rules(self) -> tuple[str, ...]:
         """The rules with findings in both, even if for another request."""
-        return tuple(sorted(_rules(self.findings) & _rules(self.driven_findings)))
+        return tuple(sorted({rule for rule, _ in self.findings} & {rule for rule, _ in self.driven_findings}))
 
     @property
     def has_compared(self) -> bool:
@@ -298,7 +298,3 @@ def _hits(request: RecordedRequest) -> int:
 
 def _named(findings: Sequence[Finding]) -> tuple[tuple[str, str], ...]:
     return tuple(dict.fromkeys((finding.rule, finding.request) for finding in findings))
-
-
-def _rules(findings: Sequence[tuple[str, str]]) -> frozenset[str]:
-    return frozenset(rule for rule, _ in findings)

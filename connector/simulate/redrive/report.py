@@ -88,18 +88,15 @@ def _verdict(compared: Comparison) -> str:
 def _counts(compared: Comparison, columns: int | None) -> list[str]:
     lookups = sum(each.call == LOOKUP for each in compared.answers)
     what = f"{some(lookups, 'lookup')}, {some(len(compared.answers) - lookups, 'allocation')}"
+    outcomes = ", ".join(f"{count(compared.outcomes[outcome])} {outcome.value}" for outcome in Outcome)
     return [
-        *wrapped(f"{some(len(compared.answers), 'answer')} ({what}): {_outcomes(compared)}.", columns),
+        *wrapped(f"{some(len(compared.answers), 'answer')} ({what}): {outcomes}.", columns),
         *wrapped(
             f"Preemptions: {count(compared.preemptions)} recorded, {count(compared.driven_preemptions)} this time."
             f" Tokens hit: {count(compared.hits)} recorded, {count(compared.driven_hits)} this time.",
             columns,
         ),
     ]
-
-
-def _outcomes(compared: Comparison) -> str:
-    return ", ".join(f"{count(compared.outcomes[outcome])} {outcome.value}" for outcome in Outcome)
 
 
 def _differences(compared: Comparison, columns: int | None) -> list[list[str]]:

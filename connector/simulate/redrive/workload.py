@@ -1,4 +1,8 @@
-"""Makes a scenario of a recording: arrivals, lengths, shared prefixes, and the engine's settings."""
+"""Makes a scenario of a recording: arrivals, lengths, shared prefixes, and the engine's settings.
+
+No prompt text is recorded, and none is needed: connectors see only how many tokens there are, and which are equal. vLLM's
+hashes of full blocks say that: each stands for the whole prefix up to the end of its block.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from kvtrail.connector.registration import found_again
-from kvtrail.connector.simulate.redrive.prefixes import segments
 from kvtrail.connector.simulate.redrive.recorded import RecordedRequest, recorded_requests
-from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, job, wait
+from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, Workers, job, wait
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.cache_groups import ONE, CacheGroup, groups_of
 from kvtrail.tracer.events.events import (
@@ -84,14 +88,19 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     starts = {name: request.start for name, request in requests.items() if request.start is not None}
     notes = []
     if missing := recorded[-1].sequence + 1 - len(recorded):
-        notes.append(_MISSING.format(some(missing, "event")))
+        notes.append(
+            f"{some(missing, 'event')} of the recording are missing, so the load is not all of the recorded one."
+        )
     block_size = _number(resource, semconv.BLOCK_SIZE.key, "how many tokens a KV block has")
     chunk_size = next((e.chunk_size for e in events if e.chunk_size), None)
     groups = _groups(resource)
     hash_size = _hash_size(requests, block_size) if groups else block_size
     made = segments(requests, block_size=hash_size)
     if unknown := sum(request.hashes is None for request in requests.values()):
-        notes.append(_NO_HASHES.format(some(unknown, "request")))
+        notes.append(
+            f"The block hashes of {some(unknown, 'request')} are not recorded (they are at level `detailed`), so no prefix of"
+            " theirs is shared here."
+        )
     arrivals = tuple(
         Arrival(
             name,
@@ -105,10 +114,12 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     )
     fails, unknown = _fails(requests, events, block_size)
     if unknown:
-        notes.append(_UNKNOWN_FAILURES.format(some(unknown, "report")))
+        notes.append(
+            f"{some(unknown, 'report')} of failed blocks cannot be traced to a load: that load does not fail here."
+        )
     settings = _settings(resource)
     if resource.get(semconv.ASYNC_SCHEDULING.key):
-        notes.append(_ASYNC_SCHEDULING)
+        notes.append("The engine scheduled asynchronously, a step ahead; here each step ends before the next begins.")
     if hash_size < block_size:
         settings["prefix_match_unit"] = hash_size
     connector_class = next((e.connector for e in events if isinstance(e, Lookup)), None)
@@ -138,17 +149,9 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     )
 
 
-_MISSING = "{} of the recording are missing, so the load is not all of the recorded one."
-_NO_HASHES = (
-    "The block hashes of {} are not recorded (they are at level `detailed`), so no prefix of theirs is shared here."
-)
-_UNKNOWN_FAILURES = "{} of failed blocks cannot be traced to a load: that load does not fail here."
 _MAY_FAIL_LATER = ("aborted", "error")
 """Of a request that ends so, its load may be reported failed later: of an aborted one it goes on, and one with an error ended
 for the very load that is reported next."""
-_ASYNC_SCHEDULING = "The engine scheduled asynchronously, a step ahead; here each step ends before the next begins."
-_NO_STEPS = "it does not say in which scheduling step each request arrived and ended"
-_NO_REQUEST = "no request of a scheduler begins in it (a log does not show how requests begin)"
 
 
 def begun(events: Sequence[Event]) -> dict[str, RecordedRequest]:
@@ -156,12 +159,76 @@ def begun(events: Sequence[Event]) -> dict[str, RecordedRequest]:
     return {name: request for name, request in recorded_requests(events).items() if request.start is not None}
 
 
+def segments(
+    requests: Mapping[str, RecordedRequest], *, block_size: int
+) -> dict[str, tuple[tuple[Segment, ...], tuple[Segment, ...]]]:
+    """Each request's prompt and output, made up as segments, in the order of arrival. One without hashes shares nothing.
+
+    Blocks that always follow each other become one segment, named after the first one.
+    """
+    chains: Mapping[str, Sequence[str]] = {name: request.hashes or () for name, request in requests.items()}
+    after: dict[str, set[str]] = {}
+    ends: Counter[str] = Counter()
+    cuts: dict[str, set[int]] = {}
+    """Where prompts end and outputs begin within a block."""
+    for name, request in requests.items():
+        chain = ("", *chains[name])
+        for one, next_one in pairwise(chain):
+            after.setdefault(one, set()).add(next_one)
+        ends[chain[-1]] += 1
+        full, part = divmod(request.length, block_size)
+        if full < len(chain):
+            ends[chain[full]] += 1
+        if part and full + 1 < len(chain):
+            ends[chain[full + 1]] += 1
+            cuts.setdefault(chain[full + 1], set()).add(part)
+
+    def parts(block: str, start: int, end: int) -> list[Segment]:
+        """A part of a block that is cut: every request that has the block has it in the same parts."""
+        within = pairwise(sorted({0, *cuts[block], block_size}))
+        return [(f"{block}/{one}", other - one) for one, other in within if start <= one and other <= end]
+
+    def runs(blocks: Sequence[str]) -> list[Segment]:
+        joined: list[Segment] = []
+        before = ""
+        for block in blocks:
+            if block in cuts:
+                joined += parts(block, 0, block_size)
+            elif joined and len(after.get(before, ())) == 1 and not ends.get(before):
+                joined[-1] = (joined[-1][0], joined[-1][1] + block_size)
+            else:
+                joined.append((block, block_size))
+            before = block
+        return joined
+
+    made: dict[str, tuple[tuple[Segment, ...], tuple[Segment, ...]]] = {}
+    for name, request in requests.items():
+        chain = tuple(chains[name])
+        full, part = divmod(request.length, block_size)
+        if part and full < len(chain):
+            prompt = [*runs(chain[:full]), *parts(chain[full], 0, part)]
+            output = [*parts(chain[full], part, block_size), *runs(chain[full + 1 :])]
+        else:
+            known_blocks = min(full, len(chain))
+            prompt = [*runs(chain[:known_blocks]), *_rest(name, request.length - known_blocks * block_size)]
+            made_up = min(request.max_tokens, -request.length % block_size)
+            output = [*([(f"{name}/output", made_up)] if made_up else []), *runs(chain[full:])]
+        made[name] = (tuple(prompt), tuple(output))
+    return made
+
+
+def _rest(name: str, tokens: int) -> list[Segment]:
+    return [(f"{name}/rest", tokens)] if tokens > 0 else []
+
+
 def _recorder(history: History, name: str | None) -> str:
     found = {e.recorder: e.engine for e in history.events if isinstance(e, RequestStart) and e.role == SCHEDULER}
     if name is not None:
         found = {recorder: engine for recorder, engine in found.items() if name in (engine, recorder)}
     if not found:
-        what = f"no recorder or engine {name!r} is in it" if name is not None else _NO_REQUEST
+        what = "no request of a scheduler begins in it (a log does not show how requests begin)"
+        if name is not None:
+            what = f"no recorder or engine {name!r} is in it"
         raise NotDrivable(f"the history cannot be driven again: {what}")
     if len(found) > 1:
         named = ", ".join(f"{recorder} (engine {engine})" for recorder, engine in sorted(found.items()))
@@ -179,7 +246,10 @@ def _steps(events: Sequence[Event]) -> dict[int, int]:
     for event in events:
         if isinstance(event, RequestStart | RequestEnd | Reset | CacheReset):
             if event.scheduler_step is None:
-                raise NotDrivable(f"the history cannot be driven again: {_NO_STEPS}")
+                raise NotDrivable(
+                    "the history cannot be driven again: it does not say in which scheduling step each request arrived and"
+                    " ended"
+                )
             steps[event.sequence] = event.scheduler_step
     return steps
 

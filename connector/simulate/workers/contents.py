@@ -1,9 +1,12 @@
-"""What the KV of a token is where a made-up model computes it: a number for each prefix, mixed with a secret of each place in
+"""The KV caches of one worker, in memory, and what they should hold, bit by bit.
+
+What the KV of a token is where a made-up model computes it: a number for each prefix, mixed with a secret of each place in
 a token's KV. So two tokens hold the same bits only if they have the same prefix, and are of the same layer.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -27,6 +30,8 @@ class Prefixes:
         self._known: dict[str, tuple[Any, list[int]]] = {}
         self._first: list[tuple[str, int]] = []
         """The first request with each prefix, and the prefix's last token."""
+        self._arrays: dict[str, tuple[list[int], Any, int]] = {}
+        """Of each request its numbers, the same as an array, and how many of them that has."""
 
     def of(self, request: Any) -> list[int]:
         """The numbers of a request's prefixes, from that of its first token on."""
@@ -38,11 +43,22 @@ class Prefixes:
             self._extend(numbers, request, tokens[len(numbers) :])
         return numbers
 
-    def with_drafts(self, request: Any, drafts: Sequence[int]) -> list[int]:
-        """The same, as if these tokens came next."""
-        numbers = [*self.of(request)]
-        self._extend(numbers, request, drafts)
-        return numbers
+    def array(self, request: Any, drafts: Sequence[int] = ()) -> Any:
+        """The same, and those of these drafts after them."""
+        numbers = self.of(request)
+        if drafts:
+            numbers = [*numbers]
+            self._extend(numbers, request, drafts)
+            return np.array(numbers, np.int32)
+        known, array, filled = self._arrays.get(request.request_id, (None, np.empty(0, np.int32), 0))
+        if known is not numbers:
+            filled = 0
+        if filled < len(numbers):
+            if len(array) < len(numbers):
+                array = np.concatenate([array[:filled], np.empty(len(numbers) + 64 - filled, np.int32)])
+            array[filled : len(numbers)] = numbers[filled:]
+            self._arrays[request.request_id] = (numbers, array, len(numbers))
+        return array[: len(numbers)]
 
     def _extend(self, numbers: list[int], request: Any, tokens: Sequence[int]) -> None:
         adapter = None if request.lora_request is None else request.lora_request.lora_name
@@ -71,29 +87,6 @@ class Shared:
 
     def __init__(self) -> None:
         self.prefixes, self.seed = Prefixes(), next(_SEEDS)
-
-
-class Contents:
-    """The numbers of requests' tokens, as arrays."""
-
-    def __init__(self, prefixes: Prefixes) -> None:
-        self.prefixes = prefixes
-        self._arrays: dict[str, tuple[list[int], Any, int]] = {}
-
-    def of(self, request: Any, drafts: Sequence[int] = ()) -> Any:
-        """The numbers of all tokens that a request has by now, and of these drafts after them."""
-        if drafts:
-            return np.array(self.prefixes.with_drafts(request, drafts), np.int32)
-        numbers = self.prefixes.of(request)
-        known, array, filled = self._arrays.get(request.request_id, (None, np.empty(0, np.int32), 0))
-        if known is not numbers:
-            filled = 0
-        if filled < len(numbers):
-            if len(array) < len(numbers):
-                array = np.concatenate([array[:filled], np.empty(len(numbers) + 64 - filled, np.int32)])
-            array[filled : len(numbers)] = numbers[filled:]
-            self._arrays[request.request_id] = (numbers, array, len(numbers))
-        return array[: len(numbers)]
 
 
 class Secret:
@@ -127,7 +120,80 @@ def _spread(numbers: Any) -> Any:
     return (numbers & np.int32(0x7FFFFF)) | (numbers >> 23) << 25 | _ONE
 
 
-def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], contents: Contents) -> str:
+class LayerCache:
+    """The KV cache of one layer on one tensor-parallel rank.
+
+    Attributes:
+        layer, rank, group: what it belongs to; a rank has a part of the heads.
+        is_state: whether a block holds one recurrent state, in one slot, instead of the KV of its tokens.
+        tensor: the cache, as connectors see it: its first dimension counts blocks, the third one the slots of a block.
+        secret: of this layer's KV.
+    """
+
+    def __init__(
+        self, layer: str, rank: int, group: int, shape: tuple[int, ...], seed: int, *, is_state: bool = False
+    ) -> None:
+        import torch
+
+        self.layer, self.rank, self.group, self.is_state = layer, rank, group, is_state
+        heads = range(rank * shape[1], (rank + 1) * shape[1])
+        self.secret = Secret([f"{seed}/{head}/{layer}" for head in heads], shape[3:], is_state=is_state)
+        self.tensor: Any = torch.full(shape, -1.0)
+        self._held = self.tensor.numpy().view(np.int32)
+        self._should = self._held.copy()
+
+    def write(self, blocks: Any, slots: Any, numbers: Any) -> None:
+        """The model writes the KV of these tokens."""
+        words = self.secret.words(numbers)
+        self._held[blocks, :, slots] = words
+        self._should[blocks, :, slots] = words
+
+    def copy(self, source: int, target: int) -> None:
+        """vLLM copies a block."""
+        for array in (self._held, self._should):
+            array[target] = array[source]
+
+    def expect(self, blocks: Any, slots: Any, numbers: Any) -> None:
+        """Somebody is to write the KV of these tokens; until then nothing is there."""
+        self._held[blocks, :, slots] = self.secret.words(np.full_like(numbers, UNWRITTEN))
+        self._should[blocks, :, slots] = self.secret.words(numbers)
+
+    def differing(self) -> Any:
+        """The blocks that do not hold what they should."""
+        held, should = (array.reshape(-1).view(np.uint64) for array in (self._held, self._should))
+        if np.array_equal(held, should):
+            return np.empty(0, np.int64)
+        rows = (len(self._held), -1)
+        return (held.reshape(rows) != should.reshape(rows)).any(axis=1).nonzero()[0]
+
+    def wrong_slots(self, block: int) -> Any:
+        """For each token of a block, whether its KV is wrong."""
+        wrong = self._held[block] != self._should[block]
+        return wrong.any(axis=tuple(each for each in range(wrong.ndim) if each != 1))
+
+    def words(self, block: int, slot: int) -> Any:
+        """The KV of one token, as it is."""
+        return self._held[block, :, slot]
+
+    @property
+    def slots(self) -> int:
+        """Places of a block that hold something of their own: its tokens, or one state."""
+        return int(self._held.shape[2])
+
+    def checksum(self) -> int:
+        """Of what the cache holds."""
+        return zlib.adler32(self._held.data)
+
+    def accept(self, blocks: Any) -> None:
+        """From now on these blocks should hold what they do."""
+        self._should[blocks] = self._held[blocks]
+
+    def written(self, blocks: Any) -> bool:
+        """Whether anybody has written to blocks that were expected to be written."""
+        return bool((self._held[blocks] != self.secret.words(np.array([UNWRITTEN], np.int32)).flat[0]).any())
+
+
+def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], prefixes: Prefixes) -> str:
     """In words, what the words of one token's KV are: the KV of a prefix, in a layer, or none that was ever computed."""
     for value, text in (
         (_OF_NO_PREFIX[0], "zeros"),
@@ -138,8 +204,8 @@ def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], 
             return text
     for name, secret in {layer: secrets[layer], **secrets}.items():
         number = secret.number(words)
-        if number is not None and number < len(contents.prefixes):
-            owner = f"{secret.subject} {contents.prefixes.name(number)}"
+        if number is not None and number < len(prefixes):
+            owner = f"{secret.subject} {prefixes.name(number)}"
             return owner if name == layer else f"{owner} in {name}"
     differ = int((words != expected).sum())
     if 2 * differ < words.size:

@@ -17,8 +17,7 @@ import numpy as np
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.calls import Calls, Load
 from kvtrail.connector.simulate.tiny_model import HEADS, HIDDEN
-from kvtrail.connector.simulate.workers.contents import FAILED, UNKNOWN, UNWRITTEN, Contents, Shared, holds
-from kvtrail.connector.simulate.workers.kv_caches import LayerCache
+from kvtrail.connector.simulate.workers.contents import FAILED, UNKNOWN, UNWRITTEN, LayerCache, Shared, holds
 from kvtrail.connector.tracing.cache_groups import groups_in
 from kvtrail.tracer.events.cache_groups import ALL, MAMBA, CacheGroup
 
@@ -133,7 +132,7 @@ class Model:
         self.compared = self.loaded = 0
         self.of_failed: set[int] = set()
         self.copied = False
-        self._contents = Contents(shared.prefixes)
+        self._prefixes = shared.prefixes
         slots = max(layout.slots for layout in self._layouts)
         self._numbers = np.full((kv_cache.num_blocks, slots), UNKNOWN, np.int32)
         """The prefix that each slot of each block should hold the KV of."""
@@ -150,7 +149,9 @@ class Model:
         """The blocks, slots and numbers of the step's tokens, of each KV cache group."""
         self._found: dict[str, _Wrong] = {}
         calls.on_load.append(lambda request, load: self._awaited.append((request, load)))
-        calls.on_end.append(self._ended)
+        calls.on_end.append(
+            lambda request: self._unread.pop(request.request_id, None)
+        )  # nobody reads its load any more
 
     # A step.
 
@@ -166,7 +167,7 @@ class Model:
             drafts = output.scheduled_spec_decode_tokens.get(request_id, ())
             right = sampled.get(request_id, ())[:-1]
             end = computed + output.num_scheduled_tokens[request_id]
-            numbers = self._contents.of(request, [*right, *drafts[len(right) :]])
+            numbers = self._prefixes.array(request, [*right, *drafts[len(right) :]])
             mine, at = numbers[computed:end], np.arange(computed, end)
             of_tables = zip(tables, self._layouts, strict=True)
             if failed and any(
@@ -286,9 +287,9 @@ class Model:
     def _expect(self, request: Any, load: Load) -> None:
         for group, (into, layout) in enumerate(zip(load.of_groups, self._layouts, strict=True)):
             if layout.is_state:
-                into, first, tokens = into[-1:], 0, self._contents.of(request)[load.end - 1 : load.end]
+                into, first, tokens = into[-1:], 0, self._prefixes.array(request)[load.end - 1 : load.end]
             else:
-                first, tokens = load.start % layout.size, self._contents.of(request)[load.start : load.end]
+                first, tokens = load.start % layout.size, self._prefixes.array(request)[load.start : load.end]
             blocks, slots = self._slots(into, layout.slots)
             numbers = np.full(len(blocks), UNWRITTEN, np.int32)
             numbers[first : first + len(tokens)] = tokens
@@ -300,10 +301,6 @@ class Model:
             self._numbers[blocks, slots] = numbers
             self._given_to[blocks] = group
         self._unread[request.request_id] = load
-
-    def _ended(self, request: Any) -> None:
-        """Nobody reads the load of a request that has ended."""
-        self._unread.pop(request.request_id, None)
 
     def _note_copies(self, load: Load) -> None:
         if not self.copied:
@@ -356,7 +353,7 @@ class Model:
         read_now[read.blocks[read.start // layout.size : -(-read.end // layout.size)]] = True
         if (load := self._unread.get(read.request.request_id)) is not None:
             self._note_copies(load)
-        should = self._contents.of(read.request)[read.start : read.end]
+        should = self._prefixes.array(read.request)[read.start : read.end]
         blocks = read.blocks[tokens // layout.size]
         held = self._numbers[blocks, layout.slot(tokens)]
         # vLLM 0.32 keeps what a failed load has left, and what was computed of that, in its prefix cache until the request
@@ -384,12 +381,12 @@ class Model:
     def _note(self, read: _Read, token: int, tokens: int, layers: list[str]) -> None:
         block, slot = int(read.blocks[token // read.layout.size]), int(read.layout.slot(token))
         held = self.caches[layers[0]].words(block, slot)
-        expected = self._secrets[layers[0]].words(self._contents.of(read.request)[token : token + 1])[0]
+        expected = self._secrets[layers[0]].words(self._prefixes.array(read.request)[token : token + 1])[0]
         known = self._found.get(read.request.request_id)
         if known is not None and layers[0] in known.layers and layers != known.layers[-1:]:
             return  # the numbers have shown it
         if known is None or (token < known.first and layers == known.layers):
-            text = holds(held, expected, layers[0], self._secrets, self._contents)
+            text = holds(held, expected, layers[0], self._secrets, self._prefixes)
             found = _Wrong(read, [0] if known is None else known.tokens, token, block, text, list(layers))
             known = self._found[read.request.request_id] = found
         elif layers != known.layers[-1:]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kvtrail.connector.known.fake import Fake
 from kvtrail.connector.simulate.calls import Calls
 from kvtrail.connector.simulate.scenario import Workers, wait
-from kvtrail.connector.simulate.workers.kv_caches import LayerCache
+from kvtrail.connector.simulate.workers.contents import LayerCache
 from kvtrail.connector.simulate.workers.model import Model
 from kvtrail.connector.simulate.workers.worker import FakeWorker
 

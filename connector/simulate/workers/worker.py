@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kvtrail.connector.known.fake import Fake, Job
+from kvtrail.connector.known.fake import Fake, Job, reports_transfers
 from kvtrail.connector.simulate.calls import Calls, Load
 from kvtrail.connector.simulate.scenario import Workers, job, wait
 from kvtrail.connector.simulate.workers.model import Model
@@ -65,7 +65,7 @@ class FakeWorker:
         self._step = 0
         self._sampled: Mapping[str, Sequence[int]] = {}
         """The tokens of the step that runs."""
-        self._sends = fake.reports_sends(scheduler.connector)
+        self._sends = reports_transfers(getattr(scheduler.connector, "_kvtrail_plain", type(scheduler.connector)))
         calls.on_load.append(self._begin_load)
 
     def __call__(self, output: Any, sampled: Mapping[str, Sequence[int]]) -> Any:

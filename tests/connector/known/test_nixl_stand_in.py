@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("zmq", reason="vLLM's handshake needs ZeroMQ")
 
 from kvtrail.connector.known.nixl.stand_in.network import OWN, Agent, Network, Schedule
-from kvtrail.connector.known.nixl.stand_in.side_channel import SideChannel
+from kvtrail.connector.known.nixl.stand_in.threads import SideChannel
 
 BLOCK = 64
 BLOCKS = 4

@@ -26,7 +26,7 @@ class Forwards(set[str]):
 def failed(received: set[str], seed: int) -> set[int]:
     """The blocks that fail of loads that are reported together."""
     calls: Any = SimpleNamespace(on_load=[], failed={})
-    fake: Any = SimpleNamespace(reports_sends=lambda connector: False)
+    fake: Any = SimpleNamespace()
     worker = FakeWorker(SimpleNamespace(connector=None), Workers(load_failures=0.5, seed=seed), fake, calls)
     for number, name in enumerate(sorted(received)):
         blocks = tuple(range(10 * number, 10 * number + 8))

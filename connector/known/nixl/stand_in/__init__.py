@@ -15,9 +15,8 @@ from typing import Any
 from unittest import mock
 
 from kvtrail.connector.known import nixl
-from kvtrail.connector.known.nixl.stand_in import writer
 from kvtrail.connector.known.nixl.stand_in.network import Agent, Network
-from kvtrail.connector.known.nixl.stand_in.side_channel import SideChannel
+from kvtrail.connector.known.nixl.stand_in.threads import SideChannel, threading
 
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 TIMED = ("base_scheduler", "base_worker", "pull_scheduler", "pull_worker", "push_scheduler", "push_worker")
@@ -68,7 +67,7 @@ def installed(network: Network, clock: Clock) -> Iterator[None]:
             "zmq_ctx": channel.socket,
             "threading": SimpleNamespace(Thread=channel.thread, Event=scheduler.threading.Event),
         },
-        push: {"threading": writer.threading(network)},
+        push: {"threading": threading(network)},
         nixl: {"perf_counter": clock},
     }
     with ExitStack() as stack:

@@ -282,7 +282,7 @@ def test_a_failure_that_is_being_shrunk_is_reported_when_the_session_ends(
 
 
 def test_ctrl_c_before_the_first_run_says_that_nothing_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    why_fake = "kvtrail.connector.simulate.check.rehearsal.why_fake"
+    why_fake = "kvtrail.connector.simulate.check.session.why_fake"
     monkeypatch.setattr(why_fake, lambda tested: signal.raise_signal(signal.SIGINT))
     result = CliRunner().invoke(main, ["check", "OffloadConnector", "-o", str(tmp_path)])
     assert result.exit_code == 130

@@ -66,7 +66,7 @@ def test_a_block_that_was_stored_twice_is_there_until_it_is_removed_twice() -> N
     events.computed(request, 0, 32)
     name = maybe_convert_block_hash(b"\1" * 32)  # type: ignore[arg-type]
     events.take([stored(name), stored(name), BlockRemoved(block_hashes=[name], medium="CPU")], 1)
-    assert (events.listed(request), events.counts) == (32, (2, 1, 0))
+    assert (events.listed(request), events.stored, events.removed, events.found) == (32, 2, 1, 0)
     events.looked_up(request, 0, 32, 2)
     assert texts == []
     events.take([BlockRemoved(block_hashes=[name], medium="CPU")], 3)

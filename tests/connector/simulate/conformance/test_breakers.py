@@ -13,8 +13,8 @@ from breakers import BREAKERS, Breaker
 from kvtrail.connector.simulate.check import features
 from kvtrail.connector.simulate.check.session import Checked, check
 from kvtrail.connector.simulate.conformance import verdict
-from kvtrail.connector.simulate.conformance.judges import judges_of
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS
+from kvtrail.connector.simulate.conformance.verdict import judges_of
 
 REQUIRED = {each.id: each for each in REQUIREMENTS}
 DEAR = {

@@ -28,11 +28,9 @@ RANKS = replace(PLAIN, settings={"tensor_parallel_size": 2})
 SETTING = Setting(claimed=[], detected=[], overrides_reset=True, other_writers=False, not_driven={})
 
 
-def ran(
-    *reached: str, rules: Sequence[str] = (), hits: int = 0, loads_read: int = 0, blocks_compared: int = 0
-) -> RunCoverage:
+def ran(*reached: str, rules: Sequence[str] = ()) -> RunCoverage:
     checks = {(rule, RuleVerdict.OK): 1 for rule in rules}
-    return RunCoverage(Counter(reached), checks, hits, loads_read, blocks_compared)
+    return RunCoverage(Counter(reached), checks)
 
 
 def results(*runs: RunCoverage, setting: Setting = SETTING, **more: Any) -> Mapping[str, Judged]:
@@ -96,7 +94,7 @@ def test_bytes_pass_nothing_where_workers_are_fakes() -> None:
     assert of_it.why == "bytes were not compared, since its workers are fakes: that was asked for"
     never = results(ran("end/all"), fake_workers="that was asked for")["core.load.contents"]
     assert never.why == of_it.why
-    real = ran("step/after-load", loads_read=1, blocks_compared=7)
+    real = ran("step/after-load", "bytes/loads")
     assert results(real)["core.load.in-time"].result is Result.PASSED
 
 
@@ -116,7 +114,7 @@ def test_an_unrequested_load_is_looked_for_where_a_probe_shows_plans() -> None:
 
 
 def test_hits_prove_nothing_of_a_store_that_others_write() -> None:
-    hit = ran("lookup/hit", hits=1)
+    hit = ran("lookup/hit")
     assert results(hit)["core.lookup.only-stored"].result is Result.PASSED
     others = replace(SETTING, other_writers=True)
     assert results(hit, setting=others)["core.lookup.only-stored"].result is Result.NOT_EXERCISED
@@ -132,7 +130,7 @@ def test_a_feature_that_is_not_there_is_not_exercised() -> None:
 
 def test_a_connector_without_a_reset_need_not_forget() -> None:
     without = replace(SETTING, overrides_reset=False)
-    run = ran("lookup/hit-before-reset", rules=["reset-hit"], hits=1)
+    run = ran("lookup/hit", "lookup/hit-before-reset", rules=["reset-hit"])
     assert results(run, setting=without)["core.reset.forgets"].result is Result.NOT_EXERCISED
     assert results(run)["core.reset.forgets"].result is Result.PASSED
 

@@ -16,8 +16,8 @@ from kvtrail.connector.simulate.redrive.comparison import (
     compare,
     same_error,
 )
-from kvtrail.connector.simulate.redrive.prefixes import segments
 from kvtrail.connector.simulate.redrive.recorded import recorded_requests
+from kvtrail.connector.simulate.redrive.workload import segments
 from kvtrail.connector.simulate.run import Played
 from kvtrail.tracer.events.events import Event, Evict
 from kvtrail.tracer.history.judging import findings_of
