@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from kvtrail.connector.simulate.pairs.pair_scenario import drawn
-from kvtrail.connector.simulate.scenario import KV_EVENTS, Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
+from kvtrail.connector.simulate.scenario import (
+    KV_EVENTS,
+    Abort,
+    Arrival,
+    CachesReset,
+    Scenario,
+    Segment,
+    When,
+    Workers,
+    wait,
+)
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
 from kvtrail.tracer.events.cache_groups import ALL, CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
 
@@ -40,8 +50,8 @@ def retry(rng: random.Random) -> Scenario:
         at_step = number * 80
         for which, length, output in (("first", 990, 24 + number), ("second", 990, 30)):
             arrivals.append(Arrival(f"{which}-{number}", (_fresh(rng, length),), output, at_step))
-        wait = rng.randrange(20, 44)
-        arrivals.append(Arrival(f"waits-{number}", (head, _fresh(rng, 600)), 3, at_step + wait))
+        later = rng.randrange(20, 44)
+        arrivals.append(Arrival(f"waits-{number}", (head, _fresh(rng, 600)), 3, at_step + later))
         resets.append(CachesReset(at_step + 79))
     return Scenario(arrivals=tuple(arrivals), resets=tuple(resets), num_blocks=64, seed=rng.randrange(10**6))
 
@@ -541,21 +551,24 @@ def _waves(rng: random.Random) -> Scenario:
 def _failing_alone(rng: random.Random, scenario: Scenario) -> Scenario:
     """After all others, requests load a prefix that nobody else has, in turn one that is aborted when its load has failed,
     and two in one step, which share the blocks. Nobody else computes what lies behind the failed load, so the same prompts
-    show whether it was stored."""
+    show whether it was stored: they are short, so that a small store keeps it until then."""
     arrivals, aborts, resets = list(scenario.arrivals), list(scenario.aborts), list(scenario.resets)
+    fails: list[tuple[str, int]] = []
     begin = max([each.at_step for each in arrivals] + [each.at_step for each in resets]) + 40
     for number in range(6):
-        head, at_step = _segment(rng, "alone", BLOCK_SIZE * rng.randrange(2, 6)), begin + number * 40
+        head, at_step = _segment(rng, "alone", BLOCK_SIZE * (rng.randrange(4, 8) // 2)), begin + number * 40
         name, length = _fresh(rng, rng.randrange(70, 160))
         arrivals.append(Arrival(f"stores-{number}", (head, _fresh(rng, 1)), 1, at_step))
         for which in ("fails", "shares")[: 1 + number % 2]:
             prompt = (head, (f"{name}-{which}", length))
             arrivals.append(Arrival(f"{which}-{number}", prompt, 1, at_step + 14))
             arrivals.append(Arrival(f"asks-{which}-{number}", prompt, 1, at_step + 28))
+        fails.append((wait(f"fails-{number}", 0), number // 2 % 2))
         if not number % 2:
             aborts.append(Abort(f"fails-{number}", at_step + 14, When.FAILED))
         resets += [CachesReset(at_step + after, running=True) for after in (13, 27)]
-    return replace(scenario, arrivals=tuple(arrivals), aborts=tuple(aborts), resets=tuple(resets))
+    workers = replace(scenario.workers, fails=tuple(fails))
+    return replace(scenario, arrivals=tuple(arrivals), aborts=tuple(aborts), resets=tuple(resets), workers=workers)
 
 
 def _given_up_while_deferred(scenario: Scenario) -> Scenario:

@@ -22,7 +22,17 @@ from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.pairs import pairs
 from kvtrail.connector.simulate.run import play
-from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Point, Scenario, When, Workers, tokens
+from kvtrail.connector.simulate.scenario import (
+    Abort,
+    Arrival,
+    CachesReset,
+    Point,
+    Scenario,
+    When,
+    Workers,
+    tokens,
+    wait,
+)
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 from kvtrail.tracer.events.events import Event, Free, LoadError, RequestEnd
@@ -81,6 +91,27 @@ def test_who_shares_a_failed_load_runs_on_it_when_the_other_one_is_aborted(
     ended = {event.request: event.outcome for event in played.events if isinstance(event, RequestEnd)}
     assert ended["loads"] == ("length_capped" if waits else "aborted")
     assert {each.rule for each in played.findings} == (set() if waits else {"failed-load-used"})
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_request_whose_load_has_failed_waits_for_what_is_reserved_for_it(
+    monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """Of 15 blocks it needs 10, for which 10 are reserved. `check` drops the reservation."""
+    if kept:
+        monkeypatch.setattr(BareScheduler, "_reserve_nothing_twice", lambda self: None)
+    scenario = Scenario(
+        arrivals=(
+            Arrival("stores", (("prefix", 289),)),
+            Arrival("loads", (("prefix", 289), ("rest", 20)), at_step=20),
+        ),
+        resets=(CachesReset(15),),
+        workers=Workers(latest_steps=0, fails=((wait("loads", 0), 0),)),
+        num_blocks=16,
+    )
+    played = play(scenario, OFFLOADING)
+    assert {*played.unfinished} == ({"loads"} if kept else set())
+    assert [each.rule for each in played.findings] == (["never-scheduled"] if kept else [])
 
 
 @pytest.mark.parametrize("resets", [1, 2])

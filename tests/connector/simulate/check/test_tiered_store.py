@@ -31,6 +31,7 @@ def found(name: str, profile: str, seed: int, config: dict[str, Any]) -> set[str
         ("mixed", 2, TINY | {"chunk_blocks": 4, "prefetch_chunks": 16}),
         ("no-prefix-caching", 1, TINY),
         ("failed-requests", 0, LARGE),
+        ("combined", 1, LARGE | {"chunk_blocks": 4, "disk_chunks": 32}),  # it is preempted by a reset, and then aborted
     ],
 )
 def test_the_correct_store_is_clean(profile: str, seed: int, config: dict[str, Any]) -> None:

@@ -499,10 +499,12 @@ class TieredConnector(WholeSteps):
         self.states.pop(rid, None)
         self.requests.pop(rid, None)
         self.stale.discard(rid)
-        keep = bool(self.stores.pop(rid, None))
-        if keep:
+        stores = self.stores.pop(rid, None)
+        if stores and not block_ids:  # a reset has preempted it in this step
+            self.meta.flush |= stores
+        elif stores:
             self.meta.kept.add(rid)
-        return keep, None
+        return bool(stores and block_ids), None
 
     def reset_cache(self) -> bool:
         self.stale |= (self.states.keys() | self.loaded.keys()) & self.requests.keys()
