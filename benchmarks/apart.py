@@ -60,14 +60,14 @@ class Known:
             file.write(json.dumps(self.answers[name]) + "\n")
 
 
-def checked(connector: str, steps: int, profiles: Sequence[str] | None = None) -> dict[str, Any]:
+def checked(connector: str, steps: int, profiles: Sequence[str] | None = None, seed: int = 0) -> dict[str, Any]:
     """What `kvtrail check` finds first, of a connector in this process: the failure's id and text, or neither; and the steps
     that it took; and why nothing found proves nothing."""
     from kvtrail.connector.simulate.check.session import check
     from kvtrail.connector.simulate.run import Unbuildable
 
     try:
-        result = check(connector, steps=steps, profiles=profiles, shrink_tries=0, stop_at_first=True)
+        result = check(connector, steps=steps, profiles=profiles, seed=seed, shrink_tries=0, stop_at_first=True)
     except Unbuildable as refused:  # it cannot even be made, or runs nothing
         return {"found": f"it cannot be made: {refused}"[:200], "text": "", "steps": 0, "profile": ""}
     found = result.found[0] if result.found else None

@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter, defaultdict
-from math import sqrt
 from pathlib import Path
-from statistics import NormalDist, median
+from statistics import median
 from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -24,6 +23,7 @@ from incidents.classes import CLASSES
 from incidents.corpus import INCIDENTS, LOOK_ALIKES
 from incidents.holdout import FIRST, FIRST_BY_AREA, HOLDOUT, SECOND, THIRD
 from incidents.incident import Incident, Scenario
+from wilson import interval
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.rules import pages
@@ -131,13 +131,6 @@ def _area(name: str, decidable: int, found: int) -> str:
     incidents = sum(incident.area == name or name == "all" for incident in THIRD)
     low, high = interval(found, decidable)
     return f"| {name} | {incidents} | {decidable} | {found} | {found / decidable:.0%} | {low:.0%} to {high:.0%} |"
-
-
-def interval(found: int, of: int) -> tuple[float, float]:
-    """Wilson's interval for a share, with 95 % confidence."""
-    z = NormalDist().inv_cdf(0.975)
-    centre, width = found + z * z / 2, z * sqrt(found * (of - found) / of + z * z / 4)
-    return (centre - width) / (of + z * z), (centre + width) / (of + z * z)
 
 
 def seconds_to_verdict(scenario: Scenario, rule: str) -> float | None:

@@ -248,7 +248,7 @@ class BareScheduler:
         """Drop vLLM's reservations for requests that hold no blocks, as one whose load between steps has failed from its
         first block on. vLLM reserves the blocks that it needs, and gives it only others: a fault of vLLM
         (docs/findings.md)."""
-        reserved = getattr(self.scheduler, "_inflight_prefills", set())  # other versions reserve nothing
+        reserved: set[Any] = getattr(self.scheduler, "_inflight_prefills", set())  # other versions reserve nothing
         reserved -= {request for request in reserved if not self._blocks(request.request_id)}
 
     def others_share_failed(self, request_id: str) -> bool:
