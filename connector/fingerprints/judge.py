@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from itertools import compress, repeat
+from operator import not_
 from typing import NamedTuple
 
 from kvtrail.connector.fingerprints.fingerprint import ROW, UNREPORTED_BITS
@@ -24,16 +27,13 @@ class ReadBlock(NamedTuple):
     content: int
 
 
-JudgeOne = Callable[[Check, list[ReadBlock], CheckResult], None]
-
-
-class LastCheck(NamedTuple):
-    """What a block held when it was last checked, whether that was right, and who had filled it."""
-
-    hash: int
-    content: int
-    is_right: bool
-    source: str
+JudgeOne = Callable[[Check, Sequence[int], CheckResult], None]
+"""Judges one check, with the fingerprints of its blocks, into this result."""
+LastCheck = tuple[int, int, bool, str]
+"""What a block held when it was last checked: its hash, its fingerprint, whether that was right, and who had filled it. It is
+no class, since a step makes hundreds."""
+_UNCHECKED = -1
+"""No fingerprint."""
 
 
 class Recheck(NamedTuple):
@@ -62,7 +62,8 @@ class Judge:
         self.mismatched: set[int] = set()
         self._contaminated: set[str] = set()
         """Requests that have met a mismatch."""
-        self._last: dict[BlockKey, LastCheck] = {}
+        self._last: defaultdict[int, dict[int, LastCheck]] = defaultdict(dict)
+        """By KV cache group, and by block."""
         self._to_heal: set[int] = set()
         self._recomputed: dict[BlockKey, str] = {}
         """Blocks that vLLM computes again, and for which request."""
@@ -75,8 +76,7 @@ class Judge:
         end = 0
         for check in checks:
             begin, end = end, end + len(check.blocks)
-            blocks = [*map(ReadBlock, check.numbers, check.blocks, check.hashes, contents[begin:end])]
-            judge(check, blocks, CheckResult.of(check))
+            judge(check, contents[begin:end], CheckResult.of(check))
 
     # Before a step: blocks that were computed, taken over or held.
 
@@ -84,33 +84,37 @@ class Judge:
         """Judges the checks before one step, and remembers meanwhile which requests met a mismatch just now."""
         return partial(self._judge_before, set())
 
-    def _judge_before(self, doubted: set[str], check: Check, blocks: list[ReadBlock], result: CheckResult) -> None:
+    def _judge_before(self, doubted: set[str], check: Check, contents: Sequence[int], result: CheckResult) -> None:
         judge = self._judge_computed if check.kind == COMPUTED else self._judge_kept
-        judge(doubted, check, blocks, result)
+        judge(doubted, check, contents, result)
 
-    def _judge_computed(self, doubted: set[str], check: Check, blocks: list[ReadBlock], result: CheckResult) -> None:
-        """What a request has computed is right if it had met no mismatch, and in doubt if one came to light just now."""
+    def _judge_computed(self, doubted: set[str], check: Check, contents: Sequence[int], result: CheckResult) -> None:
+        """What a request has computed is right if it had met no mismatch, and in doubt if one came to light just now. A step
+        computes hundreds of blocks: `zip` goes through them without the interpreter."""
+        group, source, blocks = check.group, check.recorded_id, check.blocks
         result.blocks += len(blocks)
-        is_contaminated, source = check.request_id in self._contaminated, check.recorded_id
-        group, last, right = check.group, self._last, list[ReadBlock]()
-        for block in blocks:
-            number, id_, hash_, content = block
-            if self._recomputed:
-                self._recomputed.pop((group, id_), None)
-            if self.mismatched:
-                self.mismatched.discard(id_)
-            is_right = not is_contaminated and (number != check.partial or self._is_as_computed(check, block))
-            last[group, id_] = LastCheck(hash_, content, is_right, source)
-            if is_right:
-                right.append(block)
-            elif check.request_id in self._contaminated and check.request_id not in doubted:
-                self._references.add_contaminated(check.group, block.hash, block.content)
-            else:
-                self._references.mark_incomplete(check.group, block.hash)
-                result.unknown += 1
+        if self._recomputed:
+            for block in blocks:
+                self._recomputed.pop((group, block), None)
+        self.mismatched.difference_update(blocks)
+        are_right = [check.request_id not in self._contaminated] * len(blocks)
+        if check.partial in check.numbers:
+            n = check.numbers.index(check.partial)
+            are_right[n] = are_right[n] and self._is_as_computed(check, _read_blocks(check, contents)[n])
+        held = zip(check.hashes, contents, are_right, repeat(source, len(blocks)), strict=True)
+        self._last[group].update(zip(blocks, held, strict=True))
+        right = [*compress(zip(check.numbers, blocks, check.hashes, contents, strict=True), are_right)]
+        if len(right) < len(blocks):
+            is_clear = check.request_id in self._contaminated and check.request_id not in doubted
+            for hash_, content in compress(zip(check.hashes, contents, strict=True), map(not_, are_right)):
+                if is_clear:
+                    self._references.add_contaminated(group, hash_, content)
+                else:
+                    self._references.mark_incomplete(group, hash_)
+                    result.unknown += 1
         self._references.add(group, right, source)
         if self.shares:
-            result.fingerprints += b"".join(self._row(check, block) for block in right)
+            result.fingerprints += b"".join(self._row(check, ReadBlock(*block)) for block in right)
         self._results.add(result)
 
     def _is_as_computed(self, check: Check, block: ReadBlock) -> bool:
@@ -125,22 +129,21 @@ class Judge:
             self._results.add(result)
         return False
 
-    def _judge_kept(self, doubted: set[str], check: Check, blocks: list[ReadBlock], result: CheckResult) -> None:
+    def _judge_kept(self, doubted: set[str], check: Check, contents: Sequence[int], result: CheckResult) -> None:
         """Of blocks that a request has taken over, or holds."""
-        for block in blocks:
-            key = (check.group, block.block)
-            if key in self._recomputed:
+        for block in _read_blocks(check, contents):
+            if (check.group, block.block) in self._recomputed:
                 continue
             result.blocks += 1
             match = self._match(check, block)
-            last = self._last.get(key)
-            if last is not None and last.hash != block.hash:
-                last = None
-            source = check.recorded_id if last is None else last.source
-            if last is not None and block.content == last.content and (last.is_right or source == check.recorded_id):
+            last = self._last[check.group].get(block.block)
+            if last is None or last[0] != block.hash:
+                last = block.hash, _UNCHECKED, False, check.recorded_id
+            _, before, was_right, source = last
+            if block.content == before and (was_right or source == check.recorded_id):
                 continue  # judged before, whatever is forgotten meanwhile
-            was_right = last is not None and last.is_right and self._references.is_complete(check.group, block.hash)
-            self._last[key] = LastCheck(block.hash, block.content, match is True, source)
+            was_right = was_right and self._references.is_complete(check.group, block.hash)
+            self._remember(check.group, block, match, source)
             if match is None and not was_right:
                 result.unknown += 1
                 if check.kind == ADMITTED and self.shares:  # a load of another engine's KV may have left it wrong
@@ -159,10 +162,10 @@ class Judge:
     # Loads.
 
     def judge_loaded(
-        self, reported: Collection[int], read: bool, check: Check, blocks: list[ReadBlock], result: CheckResult
+        self, reported: Collection[int], read: bool, check: Check, contents: Sequence[int], result: CheckResult
     ) -> None:
         """Of a load, but for the blocks that the connector `reported` as failed; a forward pass may have `read` them."""
-        blocks = [each for each in blocks if each.block not in reported]
+        blocks = [each for each in _read_blocks(check, contents) if each.block not in reported]
         result.blocks += len(blocks)
         is_recomputed = False
         may_be_clean = not read and check.request_id not in self._contaminated
@@ -171,9 +174,7 @@ class Judge:
         for block in blocks:
             match = self._match(check, block)
             self.mismatched.discard(block.block)
-            self._last[check.group, block.block] = LastCheck(
-                block.hash, block.content, match is True, check.recorded_id
-            )
+            self._remember(check.group, block, match, check.recorded_id)
             if block.number == check.partial:
                 self._remember_partial(check, block.number, match)
             if match is None:
@@ -214,23 +215,26 @@ class Judge:
             self._results.add_mismatch(result, check, block, token, hash_, DRIFT, UNKNOWN, "")
         self._results.add(result, at_once=True)
 
-    def judge_again(self, recheck: Recheck, check: Check, blocks: list[ReadBlock], result: CheckResult) -> None:
+    def judge_again(self, recheck: Recheck, check: Check, contents: Sequence[int], result: CheckResult) -> None:
         """Of mismatches of a load. They were there when it counted as ended: those were early that have changed, and are none
         now."""
-        result.blocks += len(blocks)
+        result.blocks += len(contents)
         are_early = []
-        for block, (before, holds) in zip(blocks, recheck.mismatches, strict=True):
+        for block, (before, holds) in zip(_read_blocks(check, contents), recheck.mismatches, strict=True):
             match = self._match(check, block)
             is_early = block.content != before.content and (match is True or match is None)
             are_early.append(is_early)
-            last = LastCheck(block.hash, block.content, match is True, check.recorded_id)
-            self._last[check.group, block.block] = last
+            self._remember(check.group, block, match, check.recorded_id)
             self._on_mismatch(result, check, before, EARLY if is_early else DRIFT, holds, "")
             if is_early and block.number == check.partial:
                 self._remember_partial(check, block.number, match)
         if recheck.may_be_clean and all(are_early):
             self._contaminated.discard(check.request_id)
         self._results.add(result)
+
+    def _remember(self, group: int, block: ReadBlock, match: Match, source: str) -> None:
+        """What a block was found to hold, and who had filled it."""
+        self._last[group][block.block] = block.hash, block.content, match is True, source
 
     def _match(self, check: Check, block: ReadBlock) -> Match:
         is_whole = block.number != check.partial
@@ -292,3 +296,8 @@ class Judge:
     def clear(self) -> None:
         """Other weights compute other contents."""
         self._references.clear()
+
+
+def _read_blocks(check: Check, contents: Sequence[int]) -> list[ReadBlock]:
+    """The blocks of a check, with their fingerprints."""
+    return [*map(ReadBlock, check.numbers, check.blocks, check.hashes, contents)]

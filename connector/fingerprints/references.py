@@ -14,7 +14,7 @@ from kvtrail.connector.fingerprints.fingerprint import MAX_COMMON_GROUPS, OWN_BI
 from kvtrail.connector.fingerprints.result import CONTAMINATED, UNKNOWN, ZEROS, Holds, Match, Origin
 
 HASHES = 1 << 18
-"""Hashes with remembered fingerprints, about 250 bytes each; the oldest are forgotten for new ones."""
+"""Hashes with remembered fingerprints, about 110 bytes each; the oldest are forgotten for new ones."""
 CONTENTS = 8
 """Fingerprints of a hash."""
 ORIGINS = 1 << 16
@@ -44,8 +44,10 @@ class References:
             units: tokens by which blocks are counted, by the number of the KV cache group.
         """
         self.own, self._units, self._incomplete = own, units, BloomFilter()
-        self._right: dict[int, tuple[int, ...]] = {}
-        """The contents that were computed under each hash, by its key."""
+        self._right: dict[int, int] = {}
+        """The content that was computed first under each hash, by its key."""
+        self._others: dict[int, tuple[int, ...]] = {}
+        """The other contents that were computed under a hash: few have any."""
         self._contaminated: dict[int, tuple[int, ...]] = {}
         """Those that were computed after a mismatch."""
         self._origins: dict[int, tuple[int, str | None, int, int]] = {}
@@ -62,7 +64,7 @@ class References:
 
     def contains(self, group: int, hash_: int, content: int) -> bool:
         """Whether the content was computed under the hash."""
-        return content in self._right.get(_key(group, hash_), ())
+        return content in self._contents(_key(group, hash_))
 
     def add(self, group: int, blocks: Iterable[tuple[int, int, int, int]], request_id: str) -> None:
         """Blocks were computed by a request that has met no mismatch: the number of each in the request, its id, its hash,
@@ -70,17 +72,21 @@ class References:
         right, origins, of_group = self._right, self._origins, group * _GROUP & _ALL
         for number, _, hash_, content in blocks:
             key = hash_ ^ of_group
-            contents = right.get(key, ())
-            if content in contents:
+            if key not in right:
+                right[key] = content
+            elif content in (contents := self._contents(key)):
                 continue
-            if len(contents) == CONTENTS:
-                self._incomplete.add(key)
-            right[key] = (*contents[1 - CONTENTS :], content)
+            else:
+                if len(contents) == CONTENTS:
+                    self._incomplete.add(key)
+                right[key], *others = *contents[1 - CONTENTS :], content
+                self._others[key] = tuple(others)
             origins[content >> OWN_BITS] = key, request_id, number, group
             if not content:
                 self._computes_zeros = True
         while len(right) > HASHES:
             for forgotten in _drop_oldest(right):
+                self._others.pop(forgotten, None)
                 self._incomplete.add(forgotten)
         while len(origins) > ORIGINS:
             _drop_oldest(origins)
@@ -102,7 +108,7 @@ class References:
         """Other weights compute other contents."""
         for key in self._right:
             self._incomplete.add(key)
-        for table in (self._right, self._contaminated, self._origins):
+        for table in (self._right, self._others, self._contaminated, self._origins):
             table.clear()
         self.is_exact = self._computes_zeros = False
 
@@ -116,7 +122,7 @@ class References:
         block that is not `is_whole`, the last token was computed after its load: only the upper bits count, and some groups
         of them may legally differ."""
         key = _key(group, hash_)
-        right = self._right.get(key, ())
+        right = self._contents(key)
         if _among(right, content, is_whole):
             return True
         if _among(self._contaminated.get(key, ()), content, is_whole):
@@ -129,6 +135,10 @@ class References:
             return None
         holds = self._holds(content, key)
         return holds if holds is not UNKNOWN or self.is_exact else None
+
+    def _contents(self, key: int) -> tuple[int, ...]:
+        """All contents that are known to have been computed under a hash."""
+        return (self._right[key], *self._others.get(key, ())) if key in self._right else ()
 
     def _holds(self, content: int, key: int) -> Holds:
         """The origin of this content, if it was computed under another hash. The lower bits are not comparable: the groups

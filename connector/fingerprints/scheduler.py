@@ -26,24 +26,45 @@ _number = partial(int.from_bytes, byteorder="big")
 _NEVER = 1 << 62
 
 
+Tables = list[tuple[Group, list[int]]]
+"""Of each of some groups, the block table of a request, as of the last step."""
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """What a request has of the groups with blocks of one kind and size, which it fills at the same time.
+
+    Attributes:
+        unit: the `Group.unit` of these groups.
+        each: vLLM's hashes of a unit.
+        of_states: whether the blocks hold recurrent states.
+        tables: those of these groups.
+        planned: blocks from its start with a planned check, whether computed, loaded or admitted.
+        partial: the number of the block that is loaded but for its last token.
+    """
+
+    unit: int
+    each: int
+    of_states: bool
+    tables: Tables
+    planned: int = 0
+    partial: int | None = None
+
+
 @dataclass(slots=True)
 class _RequestState:
-    """A live request. Lists have a place for each group.
+    """A live request.
 
     Attributes:
         identity: what its KV depends on besides its tokens.
-        tables: the block tables, as of the last step.
-        planned: blocks from its start with a planned check, whether computed, loaded or admitted.
-        partial: the number of the block that is loaded but for its last token.
+        blocks: with a place for each kind and size.
         matched: of the last lookup, the tokens that vLLM had computed, and whether the load ends between steps.
     """
 
     request: Any
     identity: str
     epoch: int = 0
-    tables: list[list[int]] = field(default_factory=list)
-    planned: list[int] = field(default_factory=list)
-    partial: list[int | None] = field(default_factory=list)
+    blocks: list[_Blocks] = field(default_factory=list)
     matched: tuple[int, bool] | None = None
 
 
@@ -69,9 +90,13 @@ class CheckScheduler:
             held: the share of the running requests of which a block is checked in each step.
             identity: what a request's KV depends on besides its tokens.
         """
+        alike: dict[tuple[int, ...], list[Group]] = {}
+        for group in groups:
+            alike.setdefault((group.block_size, group.boundary, group.keeps_states), []).append(group)
         self._groups = groups
+        self._alike = list(alike.values())
+        """With blocks of one kind and size."""
         self._hash_size = hash_size
-        self._hashes_each = [group.unit // hash_size for group in groups]
         self._held = held
         self._identity = identity
         self._random = random.Random(0)
@@ -97,8 +122,8 @@ class CheckScheduler:
         state = self._of(request)
         if state.epoch != request.num_preemptions:
             self._leave(state)
-        tables = blocks.get_block_ids()
-        state.tables = [list(tables[group.number]) for group in self._groups]
+            self._empty(state)
+        _take_over(state, blocks.get_block_ids())
         if state.matched is not None:
             (computed, is_async), state.matched = state.matched, None
             self._restart(state, computed, computed + external, is_async)
@@ -111,9 +136,9 @@ class CheckScheduler:
         waiting = set()
         for request_id, state in self._requests.items():
             computed, end = state.request.num_computed_tokens, self._ends.get(request_id)
-            for n, group in enumerate(self._groups):
-                if state.planned[n] > computed // group.unit:  # from this block on it will be computed
-                    state.planned[n], state.partial[n], self._due[request_id] = computed // group.unit, None, 0
+            for blocks in state.blocks:
+                if blocks.planned > computed // blocks.unit:  # from this block on it will be computed
+                    blocks.planned, blocks.partial, self._due[request_id] = computed // blocks.unit, None, 0
                     self._plan.rewound.append(request_id)
                     if not end:
                         waiting.add(request_id)
@@ -139,23 +164,29 @@ class CheckScheduler:
             state = self._requests.get(request_id)
             if state is not None and state.epoch != state.request.num_preemptions:
                 self._leave(state)
+                self._empty(state)
         for new in output.scheduled_new_reqs:
             if (state := self._requests.get(new.req_id)) is not None:
-                state.tables = [list(new.block_ids[group.number]) for group in self._groups]
+                _take_over(state, new.block_ids)
                 if new.num_computed_tokens >= self._due[new.req_id]:
                     checks += self._completed(state, new.num_computed_tokens)
             self._ends[new.req_id] = new.num_computed_tokens + scheduled[new.req_id]
-        ids, computed, places = running.req_ids, running.num_computed_tokens, range(len(running.req_ids))
-        held, added = self._chosen(len(ids)), compress(places, running.new_block_ids)
-        due = compress(places, map(ge, computed, map(self._due.get, ids, repeat(_NEVER))))
-        for n in sorted({*added, *due, *held}):
+        ids, computed, new_blocks = running.req_ids, running.num_computed_tokens, running.new_block_ids
+        for request_id, added in compress(zip(ids, new_blocks, strict=True), new_blocks):
+            if (state := self._requests.get(request_id)) is None:
+                continue
+            if request_id in running.resumed_req_ids:
+                _take_over(state, added)
+                continue
+            for blocks in state.blocks:
+                for group, table in blocks.tables:
+                    table += added[group.number]
+        for n in self._chosen(len(ids)):
             if (state := self._requests.get(ids[n])) is not None:
-                if running.new_block_ids[n] is not None:
-                    self._extend(state, running.new_block_ids[n], resumed=ids[n] in running.resumed_req_ids)
-                if n in held:
-                    self._check_held(state, computed[n], checks)
-                if computed[n] >= self._due[ids[n]]:
-                    checks += self._completed(state, computed[n])
+                self._check_held(state, computed[n], checks)
+        are_due = map(ge, computed, map(self._due.get, ids, repeat(_NEVER)))
+        for request_id, tokens in compress(zip(ids, computed, strict=True), are_due):
+            checks += self._completed(self._requests[request_id], tokens)
         self._ends.update(zip(ids, map(add, computed, map(scheduled.__getitem__, ids)), strict=True))
         checks += self._left
         if self._frees_blocks:
@@ -202,101 +233,119 @@ class CheckScheduler:
 
     def _empty(self, state: _RequestState) -> None:
         """It has no blocks."""
-        state.epoch, self._due[state.request.request_id] = state.request.num_preemptions, 0
-        self._ends.pop(state.request.request_id, None)
-        state.tables = [[] for _ in self._groups]
-        state.planned = [0] * len(self._groups)
-        state.partial = [None] * len(self._groups)
+        self._begin_epoch(state)
+        state.blocks = [
+            _Blocks(
+                one.unit, one.unit // self._hash_size, one.boundary > 0, [(one, []), *((each, []) for each in others)]
+            )
+            for one, *others in self._alike
+        ]
+
+    def _begin_epoch(self, state: _RequestState) -> None:
+        """No step has run it since its last preemption."""
+        request_id = state.request.request_id
+        state.epoch, self._due[request_id] = state.request.num_preemptions, 0
+        self._ends.pop(request_id, None)
 
     def _restart(self, state: _RequestState, computed: int, end: int, is_async: bool) -> None:
         """It takes over blocks with `computed` tokens, and what comes after them up to `end` is loaded."""
-        tables = state.tables
-        self._empty(state)
-        state.tables = tables
+        self._begin_epoch(state)
         self._plan.restarted.append(state.request.request_id)
         total, loads = state.request.num_tokens, self._plan.async_loads if is_async else self._plan.loads
-        for n, group in enumerate(self._groups):
-            if group.boundary:
-                self._restart_states(state, n, computed, end, is_async)
+        for blocks in state.blocks:
+            if blocks.of_states:
+                self._restart_states(state, blocks, computed, end, is_async)
                 continue
-            first, full = computed // group.block_size, end // group.block_size
-            loaded = full
-            if end > computed and (end % group.block_size or end >= total):
-                loaded = min(full, (total - 1) // group.block_size)
-                state.partial[n] = loaded
-            state.planned[n] = loaded
-            kept = group.first_kept(end) if self._frees_blocks else 0
-            self._next.before += self._checks(state, ADMITTED, n, kept, first)
+            unit = blocks.unit
+            first, full = computed // unit, end // unit
+            loaded, blocks.partial = full, None
+            if end > computed and (end % unit or end >= total):
+                loaded = blocks.partial = min(full, (total - 1) // unit)
+            blocks.planned = loaded
             # all of an asynchronous load is there before the first step, of another only what is not computed
             last = full if is_async else loaded + (end == total - 1)
-            loads += self._checks(state, LOADED, n, max(first, kept), last)
+            for group, table in blocks.tables:
+                kept, of_group = group.first_kept(end), [(group, table)]
+                self._next.before += self._checks(state, ADMITTED, blocks, of_group, kept, first)
+                if end > computed:
+                    loads += self._checks(state, LOADED, blocks, of_group, max(first, kept), last)
 
     def _check_handed_over(self, state: _RequestState, computed: int, end: int, handed_over: HandedOver) -> None:
         """The request loads what comes after `computed` tokens, and another engine has the checksums of it. The last
         block may be partly filled: nobody writes to it before the load is compared."""
-        (group,), (table,), hashes = self._groups, state.tables, state.request.block_hashes
-        each = self._hashes_each[0]
+        (own,), hashes = state.blocks, state.request.block_hashes
+        ((group, table),), each = own.tables, own.each
         numbers = range(-(-computed // group.block_size), min(-(-end // group.block_size), len(table)))
         known = tuple(number for number in numbers if number in handed_over.checksums)
         if known:
             short = _shortened(hashes[each - 1 :: each])
             chosen = tuple(short[number] if number < len(short) else 0 for number in known)
             blocks = tuple(table[number] for number in known)
-            request_id, partial = state.request.request_id, state.partial[0]
-            check = Check(request_id, LOADED, group.number, known, blocks, chosen, partial, state.identity)
+            request_id = state.request.request_id
+            check = Check(request_id, LOADED, group.number, known, blocks, chosen, own.partial, state.identity)
             checksums = tuple(handed_over.checksums[number] for number in known)
             all_blocks = tuple(table[number] for number in numbers)
             self._plan.handed_over.append(HandedLoad(check, checksums, handed_over.layout, all_blocks))
 
-    def _restart_states(self, state: _RequestState, n: int, computed: int, end: int, is_async: bool) -> None:
+    def _restart_states(self, state: _RequestState, blocks: _Blocks, computed: int, end: int, is_async: bool) -> None:
         """The request begins with a state that is in vLLM's prefix cache, or is loaded."""
-        group = self._groups[n]
-        number = state.planned[n] = end // group.unit
-        if not end or end % group.unit or end >= state.request.num_tokens:
+        number = blocks.planned = end // blocks.unit
+        if not end or end % blocks.unit or end >= state.request.num_tokens:
             return
         if end == computed:
-            self._plan.states += self._checks(state, ADMITTED, n, number, number + 1)
+            self._plan.states += self._checks_of_states(state, ADMITTED, blocks, number, number + 1)
         elif is_async:
-            self._plan.async_loads += self._checks(state, LOADED, n, number, number + 1)
-        elif end % group.block_size == 0:  # else the step that loads it also writes to it
-            self._plan.loads += self._checks(state, LOADED, n, number, number + 1)
+            self._plan.async_loads += self._checks_of_states(state, LOADED, blocks, number, number + 1)
+        elif end % blocks.tables[0][0].block_size == 0:  # else the step that loads it also writes to it
+            self._plan.loads += self._checks_of_states(state, LOADED, blocks, number, number + 1)
 
     def _completed(self, state: _RequestState, computed: int) -> list[Check]:
         """The blocks that are complete with `computed` tokens and have no planned check yet."""
         checks: list[Check] = []
-        due = []
-        request, end = state.request, self._ends.get(state.request.request_id, 0)
-        has_just_run = not self._frees_blocks or request.request_id in self._last_scheduled
-        for n, group in enumerate(self._groups):
-            if group.boundary:
+        request_id, due = state.request.request_id, _NEVER
+        has_just_run = not self._frees_blocks or request_id in self._last_scheduled
+        full = min(computed, len(state.request.block_hashes) * self._hash_size)
+        for blocks in state.blocks:
+            unit, first = blocks.unit, blocks.planned
+            if blocks.of_states:
+                end = self._ends.get(request_id, 0)
                 if has_just_run and computed == end:
-                    checks += self._checks_of_states_left(state, n, computed)
+                    checks += self._checks_of_states_left(state, blocks, computed)
                 elif end:
                     for each in {computed, end}:
-                        self._plan.unseen += self._checks_of_states_left(state, n, each)
-                state.planned[n] = max(state.planned[n], computed // group.unit)
-                due.append((computed // group.unit + 1) * group.unit)
-                continue
-            hashed = len(request.block_hashes) * self._hash_size
-            last = min(min(computed, request.num_tokens, hashed) // group.block_size, len(state.tables[n]))
-            first = state.planned[n]
-            if not has_just_run and (kept := min(last, group.first_kept(computed))) > first:
-                if end:
-                    self._plan.unseen += self._checks(state, COMPUTED, n, first, kept)
-                first = kept
-            checks += self._checks(state, COMPUTED, n, first, last)
-            state.planned[n] = max(state.planned[n], last)
-            due.append((state.planned[n] + 1) * group.block_size)
-        self._due[request.request_id] = min(due)
+                        self._plan.unseen += self._checks_of_states_left(state, blocks, each)
+                last = computed // unit
+            else:
+                last = min(full // unit, len(blocks.tables[0][1]))
+                if last > first and has_just_run:
+                    checks += self._checks(state, COMPUTED, blocks, blocks.tables, first, last)
+                elif last > first:
+                    checks += self._checks_of_kept(state, blocks, computed, first, last)
+            if last > first:
+                first = blocks.planned = last
+            due = min(due, (first + 1) * unit)
+        self._due[request_id] = due
         return checks
 
-    def _checks_of_states_left(self, state: _RequestState, n: int, computed: int) -> list[Check]:
+    def _checks_of_kept(
+        self, state: _RequestState, blocks: _Blocks, computed: int, first: int, last: int
+    ) -> list[Check]:
+        """Of blocks that were computed before the last step: those that the request is sure to hold."""
+        checks: list[Check] = []
+        for group, table in blocks.tables:
+            kept, of_group = min(last, max(first, group.first_kept(computed))), [(group, table)]
+            if self._ends.get(state.request.request_id):
+                self._plan.unseen += self._checks(state, COMPUTED, blocks, of_group, first, kept)
+            checks += self._checks(state, COMPUTED, blocks, of_group, kept, last)
+        return checks
+
+    def _checks_of_states_left(self, state: _RequestState, blocks: _Blocks, computed: int) -> list[Check]:
         """Of the recurrent states that the last step, which ended at `computed` tokens, has left where a boundary is."""
-        group, number = self._groups[n], computed // self._groups[n].unit
-        if not group.keeps_states and computed % group.unit:
+        number, keeps_states = computed // blocks.unit, blocks.tables[0][0].keeps_states
+        if not keeps_states and computed % blocks.unit:
             return []
-        first = state.planned[n] + 1 if group.keeps_states else number
-        return self._checks(state, COMPUTED, n, first, number + 1)
+        first = blocks.planned + 1 if keeps_states else number
+        return self._checks_of_states(state, COMPUTED, blocks, first, number + 1)
 
     def _chosen(self, running: int) -> set[int]:
         """Those of this many running requests of which a block is checked in this step."""
@@ -307,45 +356,58 @@ class CheckScheduler:
         """Check one of the blocks of each group that a request holds and that was checked before."""
         if not self._ends.get(state.request.request_id):
             return
-        for n, group in enumerate(self._groups):
-            first = group.first_kept(computed)
-            if not group.boundary and first < state.planned[n]:
-                number = self._random.randrange(first, state.planned[n])
-                checks += self._checks(state, HELD, n, number, number + 1)
+        for blocks in state.blocks:
+            for group, table in blocks.tables:
+                first = group.first_kept(computed)
+                if not blocks.of_states and first < blocks.planned:
+                    number = self._random.randrange(first, blocks.planned)
+                    checks += self._checks(state, HELD, blocks, [(group, table)], number, number + 1)
 
     def _leave(self, state: _RequestState) -> None:
         """It has lost its blocks, or ended: what its last step has computed is still there when the next one begins."""
         if end := self._ends.get(state.request.request_id):
             self._left += self._completed(state, min(end, state.request.num_tokens - 1))
-        self._empty(state)
 
-    def _extend(self, state: _RequestState, added: Sequence[Sequence[int]], *, resumed: bool) -> None:
-        for table, group in zip(state.tables, self._groups, strict=True):
-            if resumed:
-                table.clear()
-            table += added[group.number]
+    def _checks(
+        self, state: _RequestState, kind: str, blocks: _Blocks, tables: Tables, first: int, last: int
+    ) -> list[Check]:
+        """The checks of those blocks of a request from `first` to before `last` that have a hash, in each of these tables."""
+        hashes, each = state.request.block_hashes, blocks.each
+        last = min(last, len(hashes) // each, len(tables[0][1]))
+        checks: list[Check] = []
+        if first >= last:
+            return checks
+        request_id, partial, identity = state.request.request_id, blocks.partial, state.identity
+        numbers, short = tuple(range(first, last)), _shortened(hashes[(first + 1) * each - 1 : last * each : each])
+        for group, table in tables:
+            ids = tuple(table[first:last])
+            check = Check(request_id, kind, group.number, numbers, ids, short, partial, identity)
+            if NULL_BLOCK in ids:
+                check = check.without({NULL_BLOCK})
+            if check.blocks:
+                checks.append(check)
+        return checks
 
-    def _checks(self, state: _RequestState, kind: str, n: int, first: int, last: int) -> list[Check]:
-        """The check of those of a request's blocks from `first` to before `last` that have a hash, if there are any."""
-        group, table, hashes = self._groups[n], state.tables[n], state.request.block_hashes
-        each, is_state = self._hashes_each[n], group.boundary > 0
-        if is_state:
-            first, last = (
-                max(first, 1),
-                min(last, len(hashes) // each + 1, len(table) * group.block_size // group.unit + 1),
-            )
-            blocks = [table[(number * group.unit - 1) // group.block_size] for number in range(first, last)]
-        else:
-            last = min(last, len(table), len(hashes) // each)
-            blocks = table[first:last]
-        if not blocks:
-            return []
-        numbers, request_id = tuple(range(first, last)), state.request.request_id
-        short = _shortened(hashes[(first + 1 - is_state) * each - 1 : (last - is_state) * each : each])
-        check = Check(request_id, kind, group.number, numbers, tuple(blocks), short, state.partial[n], state.identity)
-        if NULL_BLOCK in blocks:
-            check = check.without({NULL_BLOCK})
-        return [check] if check.blocks else []
+    def _checks_of_states(self, state: _RequestState, kind: str, blocks: _Blocks, first: int, last: int) -> list[Check]:
+        """The checks of those of a request's recurrent states from `first` to before `last` that have a hash."""
+        request_id, hashes, unit = state.request.request_id, state.request.block_hashes, blocks.unit
+        last, checks = min(last, len(hashes) // blocks.each + 1), []
+        for group, table in blocks.tables:
+            size = group.block_size
+            some = range(max(first, 1), min(last, len(table) * size // unit + 1))
+            held = [(each, block) for each in some if (block := table[(each * unit - 1) // size]) != NULL_BLOCK]
+            if held:
+                numbers, ids = zip(*held, strict=True)
+                short = _shortened([hashes[number * blocks.each - 1] for number in numbers])
+                checks.append(Check(request_id, kind, group.number, numbers, ids, short, None, state.identity))
+        return checks
+
+
+def _take_over(state: _RequestState, ids: Sequence[Sequence[int]]) -> None:
+    """These are the request's block tables now, by the number of the KV cache group."""
+    for blocks in state.blocks:
+        for group, table in blocks.tables:
+            table[:] = ids[group.number]
 
 
 def _shortened(hashes: Sequence[bytes]) -> tuple[int, ...]:

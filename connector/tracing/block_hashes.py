@@ -79,7 +79,7 @@ class BlockHashes:
         known = context.hashed = self._known(hashes)
         fresh, _ = self.since(context, request)
         if self._seen is not None:
-            self._seen.enter(hashes[seen:])
+            self._seen.enter(hashes[context.hashed :])
         return PromptHashes(fresh, known or None, _SHORT(hashes[known - 1]) if known else None, seen)
 
     def since(self, context: RequestContext, request: Any) -> NewHashes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import compress, groupby
 from operator import itemgetter
 from typing import Any
 
@@ -131,26 +131,26 @@ def by_group(changes: Iterable[Change], where: slice) -> list[tuple[int | None, 
     by block, so that events would be cut at nearly every change. The order is kept within each group, beside `CLEARED`, which
     concerns all of them, and among what groups lose: a hit is lost with the first part that one of them loses."""
     parts: list[tuple[bytes, list[Change]]] = []
-    own: dict[bytes, list[Change]] = {}
+    own: defaultdict[bytes, list[Change]] = defaultdict(list)
     loser: bytes | None = None
-    for change in changes:
-        if change is CLEARED:
-            parts += [*own.items(), (b"", [CLEARED])]
-            own, loser = {}, None
-            continue
-        if isinstance(change, tuple):
-            group = change[0][where]
-            if group != loser:
-                if loser is not None:
+    for kind, some in groupby(changes, type):
+        if kind is bytes:
+            stored: list[Any] = list(some)
+            groups = list(map(itemgetter(where), stored))
+            for group in dict.fromkeys(groups):
+                own[group] += compress(stored, map(group.__eq__, groups))
+        elif kind is tuple:
+            for change in some:
+                group = change[0][where]  # type: ignore[index]  # tuples, all of them
+                if loser not in (None, group):
                     parts += own.items()
-                    own = {}
+                    own.clear()
                 loser = group
+                own[group].append(change)
         else:
-            group = change[where]
-        if group in own:
-            own[group].append(change)
-        else:
-            own[group] = [change]
+            parts += [*own.items(), (b"", [CLEARED])]
+            own.clear()
+            loser = None
     return [(int.from_bytes(group, "big") if group else None, some) for group, some in (*parts, *own.items())]
 
 

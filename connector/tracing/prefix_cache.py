@@ -64,16 +64,16 @@ class PrefixCacheEvents(CacheEvents):
             self._pending.append(CLEARED)
             self._pending.extend(held._cache)
         self._map, changed = held, self._pending.append
-        is_held, plain_insert, plain_pop = held.get_one_block, held.insert, held.pop
+        cached, plain_insert, plain_pop = held._cache, held.insert, held.pop
 
         def insert(key: bytes, block: Any) -> None:
-            if is_held(key) is None:
+            if key not in cached:
                 changed(key)
             plain_insert(key, block)
 
         def pop(key: bytes, block_id: int) -> Any:
             popped = plain_pop(key, block_id)
-            if popped is not None and is_held(key) is None:
+            if popped is not None and key not in cached:
                 changed((key,))
             return popped
 
