@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from bare_scheduler import scheduler, storm
 
 from kvtrail.connector.simulate import in_memory
-from kvtrail.connector.simulate.run import MUCH_LATER_S, judged
+from kvtrail.connector.simulate.run import MUCH_LATER_S, judged_alone
 from kvtrail.tracer.detect.detector import Detector
 
 NATIVE = "TracedOffloadingConnector"
@@ -49,7 +49,7 @@ def run(name: str, seed: int) -> tuple[int, Detector]:
         in_memory.flush()
     for each in exporters:
         each.seal(later_s=MUCH_LATER_S)
-    return bare.steps, judged(event for each in exporters for event in each.events())
+    return bare.steps, judged_alone(event for each in exporters for event in each.events())[0]
 
 
 def main() -> None:

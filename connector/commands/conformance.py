@@ -89,10 +89,9 @@ def conformance(
         checked, interrupted = watched(
             lambda on_progress: suite.run(asked, known=small, on_progress=on_progress), steps=asked.steps
         )
-    result = suite.concluded(asked, checked)
-    data = report.as_dict(result)
+    data = report.as_dict(asked, checked)
     with output_file.or_exit(out):
-        written = report.write(result, data, out)
+        written = report.write(checked, data, out)
     click.echo(as_document(data) if as_json else text.as_text(data))
     code = {"passed": 0, "failed": 1, "inconclusive": INCONCLUSIVE}[data["verdict"]]
     end(context, written, interrupted=interrupted, code=code)

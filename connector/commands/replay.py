@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from kvtrail.tracer.history.player import NothingToShow, Player
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.reports import output_file, steps, terminal
 
-_LINES_AT_ONCE = 256
 RECORDED = "recorded"
 """The recorded connector, where another one might be named."""
 
@@ -102,15 +99,10 @@ def replay(
             only = None if step is None else player.step(step)
             if finding is not None:
                 only = player.step_of_finding(finding)
-            _print(steps.lines(player, only=only, columns=terminal.width()))
+            for line in steps.lines(player, only=only, columns=terminal.width()):
+                terminal.echo(line)
             code = 1 if player.findings else 0
     context.exit(code)
-
-
-def _print(lines: Iterable[str]) -> None:
-    lines = iter(lines)
-    while some := list(islice(lines, _LINES_AT_ONCE)):
-        terminal.echo("\n".join(some))
 
 
 def _drive_again(

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import click
@@ -273,9 +274,9 @@ def _wrapped(text: str, *, indent: str = "") -> str:
     return "\n".join(terminal.wrapped(text, min(terminal.width() or WIDEST, WIDEST), first=indent))
 
 
-def _waited_for(answer: Callable[[], T]) -> T:
-    """The tracer's answer once there is one; else its last one."""
-    deadline = time.monotonic() + JUDGED_WITHIN_S
+def _waited_for(answer: Callable[[], T], within_s: float = JUDGED_WITHIN_S) -> T:
+    """The answer once there is one; else the last one."""
+    deadline = time.monotonic() + within_s
     while not (answered := answer()) and time.monotonic() < deadline:
         time.sleep(0.2)
     return answered
@@ -312,13 +313,11 @@ def _taken(port: int) -> str | None:
 
 
 def _wait_for(url: str, child: Child) -> None:
-    deadline = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline:
+    def is_ready() -> bool:
         child.check()
-        try:
-            if httpx.get(url, timeout=1).is_success:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise DemoError(f"the {child.name} did not answer within {READY_WITHIN_S:.0f} s; its log: {child.log}")
+        with suppress(httpx.TransportError):
+            return httpx.get(url, timeout=1).is_success
+        return False
+
+    if not _waited_for(is_ready, READY_WITHIN_S):
+        raise DemoError(f"the {child.name} did not answer within {READY_WITHIN_S:.0f} s; its log: {child.log}")

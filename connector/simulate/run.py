@@ -321,12 +321,9 @@ def _state(stage: BareScheduler, request: Any) -> str:
     return f"{text}; preempted {'once' if times == 1 else f'{times} times'}" if times else text
 
 
-def judged(events: Iterable[Event]) -> Detector:
-    """The detector after a whole history."""
-    return judged_alone(events, None)[0]
-
-
-def judged_alone(events: Iterable[Event], connector_id: str | None) -> tuple[Detector, Counter[tuple[str, Verdict]]]:
+def judged_alone(
+    events: Iterable[Event], connector_id: str | None = None
+) -> tuple[Detector, Counter[tuple[str, Verdict]]]:
     """The detector after a whole history, and how often each rule gave each verdict to one connector; None means to all."""
     detector = Detector()
     others: Counter[tuple[str, Verdict]] = Counter()

@@ -41,13 +41,9 @@ def shrink(
             return _adopted(smallest, fails, _plainly_named)
 
 
-LISTS = ("requests", "decodes", "arrivals", "aborts", "resets")
-"""The lists of a scenario, and of its pair of engines, of which fewer items may do."""
-
-
 def _fewer(scenario: Scenario, fails: Fails) -> Scenario:
     """Fewer requests, aborts and resets."""
-    for name in LISTS:
+    for name in ("requests", "decodes", "arrivals", "aborts", "resets"):  # of a scenario, and of its pair of engines
         scenario = _fewer_of(name, scenario, fails)
     return scenario
 

@@ -70,7 +70,7 @@ def engine() -> str:
 
     from kvtrail.connector.registration import configuration
     from kvtrail.connector.simulate import in_memory, tiny_model
-    from kvtrail.connector.simulate.run import judged
+    from kvtrail.connector.simulate.run import judged_alone
     from kvtrail.connector.simulate.scenario import tokens
     from kvtrail.tracer.events.events import Lookup
 
@@ -90,7 +90,7 @@ def engine() -> str:
             llm.reset_prefix_cache()
         in_memory.flush()
     events = [event for each in exporters for event in each.events()]
-    found = [finding.rule for held in judged(events).findings.values() for finding in held.values()]
+    found = [finding.rule for held in judged_alone(events)[0].findings.values() for finding in held.values()]
     hits = sum(bool(event.returned) for event in events if isinstance(event, Lookup))
     return f"runs, {hits} hits" if hits and not found else f"**{found or 'no hit'}**"
 

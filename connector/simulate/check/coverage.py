@@ -191,7 +191,6 @@ class _Run:
         """Of the event's request, as it was before the event."""
         self._engine = Engine()
         """Of the event's recorder, as it was before the event."""
-        self._preempted: set[tuple[str, str | None]] = set()
         self._hit: set[str] = set()
         """The identities for which tokens were found."""
         self._was_full = False
@@ -272,7 +271,6 @@ class _Run:
 
     def _enter_schedule(self, event: Schedule) -> Reached:
         evidence = self._account.evidence
-        self._preempted.discard((event.engine, event.request))
         loaded = [offer for offer in evidence.offers.values() if offer.alloc is not None and offer.alloc.allocated]
         return {
             "step/after-load": loaded,
@@ -302,7 +300,6 @@ class _Run:
     def _enter_preempt(self, event: Preempt) -> Reached:
         if self._account.evidence.preempted == event.epoch:
             return {}  # another child of a MultiConnector has reported it
-        self._preempted.add((event.engine, event.request))
         step = event.scheduler_step
         return {
             "preempt/any": True,
@@ -372,8 +369,7 @@ class _Run:
 
     def _enter_request(self, event: RequestEnd) -> Reached:
         account, evidence, key = self._account, self._account.evidence, (event.engine, event.request)
-        was_preempted, aborted = key in self._preempted, event.outcome == "aborted"
-        self._preempted.discard(key)
+        aborted = event.outcome == "aborted"
         waits = [offer.lookup.answer for offer in evidence.offers.values() if offer.alloc is None]
         ran = evidence.schedule is not None
         return {
@@ -382,7 +378,7 @@ class _Run:
             "end/aborted-matched": aborted and any(waits),
             "end/aborted-deferred": aborted and None in waits,
             "end/aborted-running": aborted and ran,
-            "end/aborted-preempted": aborted and was_preempted,
+            "end/aborted-preempted": aborted and event.epoch and not ran,
             "load/open-at-abort": aborted and event.request in self._engine.loads,
             "handoff/aborted": aborted and key in self._takes and evidence.received is None,
             "end/blocks-kept": event.free_delayed,

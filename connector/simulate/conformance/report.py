@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -12,13 +12,14 @@ from typing import Any
 import vllm
 
 from kvtrail import __version__
-from kvtrail.connector.known import importable_as
+from kvtrail.connector.known import has_other_writers, importable_as, overrides
+from kvtrail.connector.simulate.check import features
 from kvtrail.connector.simulate.check.report import as_failure, as_json, write_files
-from kvtrail.connector.simulate.check.session import Found, Known
+from kvtrail.connector.simulate.check.session import Checked, Found, Known
 from kvtrail.connector.simulate.conformance import page
-from kvtrail.connector.simulate.conformance.requirements import SUITE_VERSION
-from kvtrail.connector.simulate.conformance.suite import Asked, Conformance
-from kvtrail.connector.simulate.conformance.verdict import Judged, likeliest_first
+from kvtrail.connector.simulate.conformance.requirements import SUITE_VERSION, of_level
+from kvtrail.connector.simulate.conformance.suite import Asked
+from kvtrail.connector.simulate.conformance.verdict import Judged, Setting, judge, likeliest_first, overall
 from kvtrail.connector.simulate.scenario import Scenario
 
 SCHEMA_VERSION = 1
@@ -43,9 +44,18 @@ def known_from(reports: Iterable[Mapping[str, Any]]) -> Known:
     return known
 
 
-def as_dict(of: Conformance) -> dict[str, Any]:
-    """JSON-ready data. Files that a failure names lie beside the report."""
-    asked, checked, setting = of.asked, of.checked, of.setting
+def as_dict(asked: Asked, checked: Checked) -> dict[str, Any]:
+    """What a session, which may have been interrupted, says of what was asked, as JSON-ready data. Files that a failure names
+    lie beside the report."""
+    setting = Setting(
+        claimed=asked.claimed,
+        detected=features.detected(checked.reached),
+        overrides_reset=overrides(asked.cls, "reset_cache"),
+        other_writers=has_other_writers(asked.cls),
+        not_driven={**asked.not_driven, **checked.refused},
+    )
+    results = judge(of_level(asked.level), checked, setting)
+    verdict, inconclusive = overall(results, checked)
     return {
         "schema_version": SCHEMA_VERSION,
         "suite": {"name": "kvtrail conformance", "version": SUITE_VERSION, "kvtrail": __version__},
@@ -72,21 +82,21 @@ def as_dict(of: Conformance) -> dict[str, Any]:
         },
         "unprobed": checked.unprobed,
         "features": {"claimed": list(setting.claimed), "detected": list(setting.detected)},
-        "verdict": of.verdict.value,
-        "inconclusive": list(of.inconclusive),
-        "requirements": [_requirement(each) for each in of.results],
-        "failures": [_failure(each, of) for each in checked.found],
+        "verdict": verdict.value,
+        "inconclusive": inconclusive,
+        "requirements": [_requirement(each) for each in results],
+        "failures": [_failure(each, checked, results) for each in checked.found],
         "not_driven": dict(setting.not_driven),
     }
 
 
-def write(of: Conformance, report: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write the report, as JSON and as a page, and the files of each failure; returns the files.
+def write(checked: Checked, report: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write the report of a session, as JSON and as a page, and the files of each failure; returns the files.
 
     Raises:
         OSError: the folder cannot be written to.
     """
-    return [*write_files({NAME: as_json(report)}, of.checked, folder), page.write(report, folder)]
+    return [*write_files({NAME: as_json(report)}, checked, folder), page.write(report, folder)]
 
 
 def _requirement(judged: Judged) -> dict[str, Any]:
@@ -105,10 +115,10 @@ def _requirement(judged: Judged) -> dict[str, Any]:
     }
 
 
-def _failure(found: Found, of: Conformance) -> dict[str, Any]:
+def _failure(found: Found, checked: Checked, results: Sequence[Judged]) -> dict[str, Any]:
     id = found.failure.id
-    broken = likeliest_first((each.requirement for each in of.results if id in each.failures), id, of.checked.runs)
-    return {**as_failure(found, of.checked), "requirements": [each.id for each in broken]}
+    broken = likeliest_first((each.requirement for each in results if id in each.failures), id, checked.runs)
+    return {**as_failure(found, checked), "requirements": [each.id for each in broken]}
 
 
 def _connector(asked: Asked) -> dict[str, Any]:

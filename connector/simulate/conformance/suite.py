@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from kvtrail.connector.known import has_other_writers, overrides
 from kvtrail.connector.simulate.check import features
 from kvtrail.connector.simulate.check.features import Feature
 from kvtrail.connector.simulate.check.session import NONE_KNOWN, SHRINK_TRIES, STEPS, Checked, Known, check
-from kvtrail.connector.simulate.conformance import verdict
-from kvtrail.connector.simulate.conformance.requirements import Level, of_level
-from kvtrail.connector.simulate.conformance.verdict import Judged, Setting, Verdict
+from kvtrail.connector.simulate.conformance.requirements import Level
 from kvtrail.connector.simulate.run import Unbuildable
 
 OTHER_LEVEL = "run with `--level extended`"
@@ -46,27 +43,6 @@ class Asked:
     driven: tuple[str, ...]
     not_driven: Mapping[str, str]
     at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Conformance:
-    """What the suite says of a connector.
-
-    Attributes:
-        asked: what was asked of it.
-        checked: the session.
-        setting: what the session could exercise.
-        results: each requirement of the level.
-        verdict: of all.
-        inconclusive: why nothing found proves nothing, in sentences.
-    """
-
-    asked: Asked
-    checked: Checked
-    setting: Setting
-    results: Sequence[Judged]
-    verdict: Verdict
-    inconclusive: Sequence[str]
 
 
 def asked_of(
@@ -124,17 +100,3 @@ def run(
         known=known,
         on_progress=on_progress,
     )
-
-
-def concluded(asked: Asked, checked: Checked) -> Conformance:
-    """What a session says; it may have been interrupted."""
-    setting = Setting(
-        claimed=asked.claimed,
-        detected=features.detected(checked.reached),
-        overrides_reset=overrides(asked.cls, "reset_cache"),
-        other_writers=has_other_writers(asked.cls),
-        not_driven={**asked.not_driven, **checked.refused},
-    )
-    results = verdict.judge(of_level(asked.level), checked, setting)
-    said, inconclusive = verdict.overall(results, checked)
-    return Conformance(asked, checked, setting, results, said, inconclusive)

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvtrail.connector.simulate.conformance.verdict import Result, Verdict
+from kvtrail.connector.simulate.conformance.verdict import Result
 from kvtrail.tracer.model.words import some
 
 Report = Mapping[str, Any]
@@ -70,13 +70,8 @@ def _not_exercised(requirements: Sequence[Report]) -> str:
 def _verdict(report: Report) -> str:
     passed, failed, not_exercised = (len(_of(report, each)) for each in Result)
     numbers = f"{passed} passed, {failed} failed, {not_exercised} not exercised"
-    match Verdict(report["verdict"]):
-        case Verdict.PASSED:
-            return f"PASSED: {numbers}."
-        case Verdict.FAILED:
-            return f"FAILED: {numbers}."
-        case Verdict.INCONCLUSIVE:
-            return "\n".join([f"INCONCLUSIVE: {numbers}.", *(f"- {reason}" for reason in report["inconclusive"])])
+    reasons = (f"- {reason}" for reason in report["inconclusive"])
+    return "\n".join([f"{report['verdict'].upper()}: {numbers}.", *reasons])
 
 
 def _of(report: Report, result: Result) -> list[Report]:

@@ -162,6 +162,8 @@ class Observer:
         if self._hears_of_ends():
             self._counted()
             self._remembered(run)
+        if self._connector is not self._stage.connectors[0]:
+            return  # of its children, another one may have stored what is found
         self._lists(run)
         if capacity_when_new is not None and not self._has_other_writers:
             self._has_capacity(run, capacity_when_new)
@@ -262,8 +264,7 @@ class Observer:
     def _has_capacity(
         self, run: Callable[[Sequence[Arrival]], None], when_new: Callable[[bool], capacity.Capacity]
     ) -> None:
-        """The store is as large as it was, and its workers give back what it evicts, which only the connector whole can
-        show."""
+        """The store is as large as it was, and its workers give back what it evicts."""
 
         def compared(at_once: bool) -> capacity.Capacity:
             self.capacity_compared = True
@@ -272,8 +273,6 @@ class Observer:
                 self._note(REST, "workers keep what is evicted", text)
             return new
 
-        if self._connector is not self._stage.connectors[0]:
-            return
         try:
             text = capacity.lost(self._stage, run, compared)
         except capacity.Unserved:
@@ -283,8 +282,6 @@ class Observer:
 
     def _lists(self, run: Callable[[Sequence[Arrival]], None]) -> None:
         """What KV cache events list as stored is found when nothing else is to be done."""
-        if self._connector is not self._stage.connectors[0]:
-            return
         found: list[int] = []
 
         def looked_up(_: Any, computed: int, returned: int | None) -> None:
@@ -311,7 +308,7 @@ class Observer:
     def _forgets(self, run: Callable[[Sequence[Arrival]], None]) -> None:
         """At rest a reset must succeed; then the largest hit is none any more, and becomes one again."""
         returned, end, request = self._hit
-        if request is None or not self._resets or self._connector is not self._stage.connectors[0]:
+        if request is None or not self._resets:
             return
         scheduler = self._stage.scheduler
         if not scheduler.reset_prefix_cache(reset_connector=True):

@@ -109,7 +109,7 @@ class PairRun:
         """The result: what is of both engines together, judged as one history."""
         # Both engines share one clock here, so a sidecar would have received the events in this order.
         events = sorted((event for each in self.exporters for event in each.events()), key=lambda event: event.end_ns)
-        detector, checks = judged_alone(events, None)
+        detector, checks = judged_alone(events)
         decode, dead = self.engines[1], next((engine for engine in self.engines if engine.error is not None), None)
         return Played(
             exporters=self.exporters,

@@ -16,7 +16,7 @@ from typing import Any
 from kvtrail.connector.recording.exceptions import without_place
 from kvtrail.connector.simulate.redrive.recorded import RecordedRequest
 from kvtrail.connector.simulate.run import Played
-from kvtrail.tracer.events.events import Alloc, Event, Lookup
+from kvtrail.tracer.events.events import Alloc, Event, Lookup, Preempt
 from kvtrail.tracer.history.judging import judge
 from kvtrail.tracer.ledger.account import SCHEDULER
 from kvtrail.tracer.model.findings import Finding, by_weight
@@ -142,8 +142,8 @@ def compare(
     answers = _answers(_pairs(recorded, driven), played, doubts)
     return Comparison(
         answers=tuple(_judged_too(answer, one, other, broken, broken_now) for answer, one, other in answers),
-        preemptions=sum(len(request.preemptions) for request in recorded.values()),
-        driven_preemptions=sum(len(request.preemptions) for request in driven.values()),
+        preemptions=sum(isinstance(event, Preempt) for each in recorded.values() for event in each.events),
+        driven_preemptions=sum(isinstance(event, Preempt) for each in driven.values() for event in each.events),
         hits=sum(map(_hits, recorded.values())),
         driven_hits=sum(map(_hits, driven.values())),
         findings=_named(findings),

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvtrail.tracer.events.events import Event, Lookup, Preempt, RequestEnd, RequestStart
+from kvtrail.tracer.events.events import Event, Lookup, RequestEnd, RequestStart
 from kvtrail.tracer.events.hash_chains import Chain, Chains
 
 UNKNOWN_OUTPUT = 16
@@ -24,7 +24,7 @@ class RecordedRequest:
         id: the engine's, with a suffix `~2`, `~3` if it had been used before.
         events: all of its events, in order.
         start, end: None where they are not recorded.
-        lookups, preemptions: in order.
+        lookups: in order.
         chain: the hashes of its full blocks, output included.
     """
 
@@ -33,7 +33,6 @@ class RecordedRequest:
     start: RequestStart | None = None
     end: RequestEnd | None = None
     lookups: list[Lookup] = field(default_factory=list)
-    preemptions: list[Preempt] = field(default_factory=list)
     chain: Chain = field(default_factory=Chain)
 
     @property
@@ -82,8 +81,6 @@ def recorded_requests(events: Iterable[Event]) -> dict[str, RecordedRequest]:
                 request.end = event
             case Lookup():
                 request.lookups.append(event)
-            case Preempt():
-                request.preemptions.append(event)
     return requests
 
 

@@ -14,7 +14,7 @@ from causes_reference import CONNECTORS, Tally, compare, is_in_whole_blocks, mis
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import scenario_of
-from kvtrail.connector.simulate.run import judged, play
+from kvtrail.connector.simulate.run import judged_alone, play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.cache_groups import CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
@@ -204,7 +204,10 @@ def test_what_another_engine_computed_is_elsewhere_if_its_seed_is_the_same(
 def test_what_a_connector_holds_and_does_not_offer_is_refused(connector: str, is_declined: bool) -> None:
     played = play(scenario_of("preemption-storm", 3), configuration(connector, {"chunk_size": 64}))
     parts = [
-        part for account in judged(played.events).accounts.values() for each in account.causes for part in each.parts
+        part
+        for account in judged_alone(played.events)[0].accounts.values()
+        for each in account.causes
+        for part in each.parts
     ]
     refused = sum(part.tokens for part in parts if (part.cause, part.detail.refusal) == (Cause.REFUSED, "declined"))
     assert (refused > 1000) is is_declined

@@ -26,8 +26,8 @@ from kvtrail.connector.simulate.check.profiles import OFTEN, PAIR_PROFILES, PROF
 from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check, turns
 from kvtrail.connector.simulate.check.trial import run as run_one
 from kvtrail.connector.simulate.check.trial import without_numbers
+from kvtrail.connector.simulate.conformance import report as conformance
 from kvtrail.connector.simulate.conformance import suite
-from kvtrail.connector.simulate.conformance.verdict import Result
 from kvtrail.connector.simulate.judges.failure import BYTES, HITS
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Scenario
@@ -360,8 +360,8 @@ def test_a_fence_that_is_forgotten_breaks_what_it_is_for() -> None:
         shrink_tries=20,
         stop_at_first=True,
     )
-    concluded = suite.concluded(suite.asked_of("planted.deep_bugs:FenceForgotten", config=LAGGING), checked)
-    failed = {each.requirement.id for each in concluded.results if each.result is Result.FAILED}
+    said = conformance.as_dict(suite.asked_of("planted.deep_bugs:FenceForgotten", config=LAGGING), checked)
+    failed = {each["id"] for each in said["requirements"] if each["result"] == "failed"}
     assert "core.store.read-before-reuse" in failed
 
 
