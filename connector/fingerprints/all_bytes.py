@@ -1,8 +1,8 @@
-"""Sums of all bytes of KV blocks, which depend on every bit and on its place.
+"""Sums of all bytes of KV blocks, which depend on every bit and its position.
 
-A block's bytes are rows of 256 signed numbers. Two weights for each place in a row give two exact 32-bit sums a row, and
-each of them has an odd random weight of 64 bits. Two flips of the same bit always differ within a row, since no two places
-have the same pair of weights, not even up to the sign; a plain dot product in 64 bits would lose two flips of the highest
+A block's bytes are rows of 256 signed numbers. Two weights for each position in a row give two exact 32-bit sums per row, and
+each sum has an odd random weight of 64 bits. Two flips of the same bit always differ within a row, since no two positions
+have the same pair of weights, not even up to the sign; a plain dot product in 64 bits would miss two flips of the highest
 bit. A matrix product of 8-bit numbers reads a block once, at about half the speed of a copy (`benchmarks/fingerprint.py`).
 
 The weights are always the same: engines that hold the same bytes have the same fingerprints.
@@ -23,13 +23,13 @@ from kvtrail.connector.kv_layout import Cache, views_of
 logger = logging.getLogger("vllm.kvtrail")
 
 ROW = 256
-"""Bytes with a weighted sum that cannot leave 32 bits: 256 * 128 * 127 is less than 2**31."""
+"""Number of bytes whose weighted sum fits into 32 bits: 256 * 128 * 127 is less than 2**31."""
 SUMS = 2
-"""Weighted sums of a row."""
+"""Number of weighted sums of a row."""
 TILE_BYTES = 1 << 21
-"""Gathered at once."""
+"""Maximum number of bytes that are gathered at once."""
 LEAST_ROWS = 17
-"""Rows that CUDA's product of 8-bit matrices takes at least."""
+"""Minimum number of rows for CUDA's product of 8-bit matrices."""
 _CUDA_COLUMNS = 8
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -52,7 +52,7 @@ class AllBytes:
         self._of_parts = _words("parts", len(parts), self._device).unsqueeze(1)
 
     def sums(self, blocks: Sequence[int]) -> torch.Tensor:
-        """Of all bytes of these blocks: int64, [blocks]. A block of zeros has 0."""
+        """The sums of all bytes of these blocks: int64, [blocks]. A block of zeros has 0."""
         if not blocks:
             return torch.zeros(0, dtype=torch.int64, device=self._device)
         ids = torch.tensor(blocks, device=self._device)
@@ -60,8 +60,8 @@ class AllBytes:
         return _mixed((_mixed(sums) * self._of_parts).sum(0))
 
     def _sums(self, size: int, parts: Sequence[_Part], ids: torch.Tensor) -> torch.Tensor:
-        """The weighted sums of the blocks of these parts, all of as many bytes: int64, [parts, blocks]. A tile has several
-        blocks of one part, or all blocks of several."""
+        """The weighted sums of the blocks of these parts, which have equal sizes: int64, [parts, blocks]. A tile has several
+        blocks of one part, or all blocks of several parts."""
         rows = -(-size // ROW)
         weights = _row_weights(rows, self._device)
         at_once = max(1, TILE_BYTES // size)
@@ -82,8 +82,8 @@ class AllBytes:
         return result
 
     def _buffer(self, blocks: int, size: int) -> torch.Tensor:
-        """A tile for blocks of `size` bytes: int8, [blocks, whole rows], zeros after the block. Always the same, since fresh
-        memory would take as long as the reading."""
+        """A tile for blocks of `size` bytes: int8, [blocks, whole rows], zeros after the block. It is reused, since fresh
+        memory would take as long as reading."""
         if size not in self._buffers:
             width = -(-size // ROW) * ROW
             self._buffers[size] = torch.zeros((blocks, width), dtype=torch.int8, device=self._device)
@@ -94,8 +94,8 @@ class _Part:
     """A view of [blocks, ...].
 
     Attributes:
-        bytes: of a block.
-        rows: the same as [blocks, bytes], where a block lies in one piece.
+        bytes: number of bytes in a block.
+        rows: the same as [blocks, bytes], if a block is contiguous.
     """
 
     def __init__(self, view: torch.Tensor) -> None:
@@ -124,7 +124,7 @@ def _product_of_bytes(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor
 
 
 def _product_on_cuda(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The same on CUDA, where the product wants more rows and columns than there may be."""
+    """The same on CUDA, where the product needs a minimum number of rows and columns."""
     if len(rows) < LEAST_ROWS:
         return _product_in_words(rows, weights)
     columns = torch.nn.functional.pad(weights, (0, 0, 0, _CUDA_COLUMNS - SUMS))
@@ -132,13 +132,14 @@ def _product_on_cuda(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def _product_in_words(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The same with numbers of 32 bits: slower, and anywhere."""
+    """The same with numbers of 32 bits: slower, on any device."""
     return torch.stack([(rows.to(torch.int32) * each).sum(1, dtype=torch.int32) for each in weights])
 
 
 @cache
 def _exact_product(device: torch.device) -> Product:
-    """The fastest that is exact here, extreme numbers included: some processors' 8-bit products saturate."""
+    """The fastest product that is exact on this device, including extreme numbers: some processors' 8-bit products
+    saturate."""
     fast = _product_on_cuda if device.type == "cuda" else _product_of_bytes
     weights = _weights(device)
     rows = torch.arange(3 * LEAST_ROWS * ROW, device=device).view(-1, ROW).mul(37).to(torch.int8)
@@ -158,7 +159,7 @@ def _exact_product(device: torch.device) -> Product:
 
 @cache
 def _weights(device: torch.device) -> torch.Tensor:
-    """Of the places in a row: int8, [2, 256]. No two places have the same pair, nor the same but for the sign."""
+    """The weights of the positions in a row: int8, [2, 256]. No two positions have the same pair, not even up to the sign."""
     pairs = sorted(
         ((first, second) for first in range(1, 128) for second in range(-127, 128) if second),
         key=lambda pair: hashlib.blake2b(b"%d,%d" % pair).digest(),
@@ -168,7 +169,7 @@ def _weights(device: torch.device) -> torch.Tensor:
 
 @cache
 def _row_weights(rows: int, device: torch.device) -> torch.Tensor:
-    """Of the sums of a block's rows: [2, 1, rows]."""
+    """The weights of the sums of a block's rows: [2, 1, rows]."""
     return _words("rows", SUMS * rows, device).view(rows, SUMS).t().contiguous().unsqueeze(1)
 
 

@@ -1,14 +1,14 @@
 """Reads the fingerprints of KV blocks: 16 words of a block, for all blocks of a step in one gather, or all of its bytes.
 
-Twelve words are at places that all blocks have in common, spread over layers and tokens: six groups of two, 8 bits each.
-Another block's content, a shift, zeros or an older content changes nearly all groups. Four words are at places drawn from the
-block's hash: what is wrong in one part of every block shows in some of them. In their place, the sum of all
-bytes may be read.
+Twelve words are at offsets that all blocks share, spread over layers and tokens: six groups of two, 8 bits each. Another
+block's content, a shift, zeros or an older content changes nearly all groups. Four words are at offsets derived from the
+block's hash: a fault in the same part of every block shows in some of them. Instead of these, the sum of all bytes may be
+read.
 
-Where engines of different tensor-parallel sizes hand over to each other, the places that all blocks have in common lie in a
-rank's first head: whoever has the same first head has the same groups.
+If engines of different tensor-parallel sizes hand over to each other, the shared offsets are in a
+rank's first head: ranks with the same first head have the same groups.
 
-A block's last token is left out: of a full hit it is computed after all others were loaded, and its last bits may differ.
+A block's last token is omitted: on a full hit it is computed after all others were loaded, and its last bits may differ.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvtrail.connector.kv_layout import Cache, blocks_first, tensors_of
 EACH, DRAWN = 2, 4
 COMMON = GROUPS * EACH
 POOL = 4096
-"""Places from which a hash draws."""
+"""Number of offsets from which a hash selects."""
 MAX_STORAGES = 8
 """Pieces of memory that are read, where each layer has one of its own."""
 _MIX, _SHIFT, _SPREAD = np.uint64(MIX), np.uint64(SHIFT), np.uint64(0x9E3779B97F4A7C15)
@@ -50,12 +50,12 @@ class _View(NamedTuple):
 
 
 class BlockFingerprints:
-    """Reads fingerprints from the KV caches of some layers. On a GPU that is queued behind the engine's work.
+    """Reads fingerprints from the KV caches of some layers. On a GPU, reads are queued after the engine's work.
 
     Attributes:
-        layout: a digest of how the bytes of a block lie: equal bytes have equal fingerprints where it is equal.
-        sees_partial: whether a block that is loaded but for its last token can be judged: the layout shows where that is.
-        of_first_head: whether the places that all blocks have in common lie in the rank's first head.
+        layout: a digest of the memory layout of a block: with equal layouts, equal bytes have equal fingerprints.
+        sees_partial: whether a block can be judged that is loaded except for its last token: the layout shows its position.
+        of_first_head: whether the shared offsets are in the rank's first head.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class BlockFingerprints:
     ) -> None:
         """
         Args:
-            block_size: tokens of a block; 0 where blocks hold recurrent states, which have no tokens.
-            heads: of a block on this rank, if the common places are to lie in the first of them.
-            all_bytes: the lower bits depend on all bytes.
+            block_size: number of tokens in a block; 0 for recurrent states, which have no tokens.
+            heads: number of heads of a block on this rank, if the shared offsets must be in the first one.
+            all_bytes: whether the lower bits depend on all bytes.
 
         Raises:
             ValueError: no dimension of a layer counts the blocks; with its name and shape.
@@ -146,7 +146,7 @@ class BlockFingerprints:
         return torch.take(self._flat[storage], places.to(self._device, non_blocking=True))
 
     def side_stream(self) -> Any:
-        """A context in which nothing waits for the work that is queued; None on a CPU, where nothing is."""
+        """A context in which no call waits for queued work; None on a CPU, where no work is queued."""
         return torch.cuda.stream(torch.cuda.Stream(self._device)) if self._device.type == "cuda" else None
 
 
@@ -164,7 +164,7 @@ class Reading:
             self._copied.record()
 
     def is_ready(self) -> bool:
-        """Whether nobody has to wait for them."""
+        """Whether they are available without a wait."""
         return self._copied is None or self._copied.query()
 
     def arrays(self) -> list[Array]:
@@ -212,7 +212,7 @@ def _view(view: torch.Tensor, storage: int, block_size: int, heads: int) -> _Vie
 
 
 def _fits(view: _View, word: int) -> bool:
-    """Whether words of `word` bytes lie evenly in it."""
+    """Whether it is aligned to words of `word` bytes."""
     *outer, (length, _, _) = view.inner
     return not any(each % word for each in (view.begin, view.stride, length, *(stride for _, stride, _ in outer)))
 

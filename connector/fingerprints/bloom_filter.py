@@ -8,8 +8,8 @@ FILTER_BITS = 1 << 23
 
 
 class BloomFilter:
-    """A set of random numbers of 64 bits that never grows: those that were added are in it, and once there are many, some
-    others too."""
+    """A set of random 64-bit numbers of constant size: it contains all added numbers and, after many additions, some others
+    too."""
 
     def __init__(self) -> None:
         self._bits = bytearray(FILTER_BITS // 8)

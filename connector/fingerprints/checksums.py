@@ -1,8 +1,8 @@
 """Checksums of KV blocks that one engine hands over to another: they travel with the hand-off, in its `kv_transfer_params`.
 
-The engine that prefills adds them to what it returns for the router. The engine that decodes takes them out before its
-connector sees them, and compares what it has loaded: a read of blocks that are another request's by then succeeds, so that
-nothing else shows it in time.
+The prefill engine adds them to the parameters that it returns for the router. The decode engine removes them before its
+connector sees them, and compares the loaded blocks: a read of blocks that belong to another request by then succeeds, so that
+no other check notices it in time.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
     from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
 
 KEY = "kvtrail"
-"""Under which they stand in `kv_transfer_params`."""
+"""Their key in `kv_transfer_params`."""
 MAX_CHECKSUMS = 1024
-"""Of more blocks, every second or third or fourth has one: they take less than 3 KB, however long a prompt is."""
+"""Maximum number of checksums. With more blocks, every second, third or fourth has one: they take less than 3 KB for any
+prompt."""
 _ON_WIRE = np.dtype(">u2")
 
 
 class HandedOver(NamedTuple):
-    """What an engine says of the KV that it hands over.
+    """An engine's description of the KV that it hands over.
 
     Attributes:
-        tokens: of how many it is, from the prompt's start.
+        tokens: number of tokens, from the prompt's start.
         prompt: a digest of the ids of the first of them, or "".
-        of_prompt: of how many.
-        layout: how the bytes of a block lie there, or "".
+        of_prompt: number of tokens in the digest.
+        layout: the memory layout of a block in this engine, or "".
         checksums: 16 bits of a block, by its number in the request.
     """
 
@@ -73,7 +74,7 @@ class BlockChecksums:
     """Reads checksums from the KV caches of one rank.
 
     Attributes:
-        layout: how the bytes of a block lie there.
+        layout: the memory layout of a block.
     """
 
     def __init__(self, fingerprints: BlockFingerprints) -> None:
@@ -94,17 +95,17 @@ _by_engine: WeakValueDictionary[str, BlockChecksums] = WeakValueDictionary()
 
 
 def enter(engine_id: str, checksums: BlockChecksums) -> None:
-    """From now on they can be read in this process, of the only worker of this engine."""
+    """Make the checksums of the engine's only worker readable in this process."""
     _by_engine[engine_id] = checksums
 
 
 def of_engine(engine_id: str) -> BlockChecksums | None:
-    """Those of the only worker of this engine; None if it does not run in this process."""
+    """The checksums of this engine's only worker; None if it does not run in this process."""
     return _by_engine.get(engine_id)
 
 
 def chosen(blocks: int) -> range:
-    """The numbers of the blocks that have a checksum, of `blocks` in all: the last one always, since vLLM gives away the end
-    of a request first."""
+    """The numbers of the blocks with a checksum, out of `blocks`: always including the last one, since vLLM reuses the end of
+    a request first."""
     every = -(-blocks // MAX_CHECKSUMS) or 1
     return range((blocks - 1) % every, blocks, every)

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 ELSEWHERE = ("remote", "url", "host", "addr", "server", "path", "disk", "p2p", "nixl", "config_file")
-"""Words in the name of a setting that names a place outside of the engine."""
+"""Words in the names of settings for a location outside of the engine."""
 OF_CODE = "kv_connector_module_path"
 """A setting that names a module, of a MultiConnector's child."""
 ELSEWHERE_IN_ENVIRONMENT = "LMCACHE_"
 
 
 def is_own(transfer: Any, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether nothing says that others write to the store of a connector with this `KVTransferConfig`, or that it outlives
-    the engine."""
+    """Whether there is no sign in this `KVTransferConfig` that others write to the connector's store, or that it outlives the
+    engine."""
     if transfer.kv_role != "kv_both":
         return False
     variables = {name: value for name, value in environ.items() if name.startswith(ELSEWHERE_IN_ENVIRONMENT)}
@@ -29,8 +29,8 @@ def is_own(transfer: Any, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def identity_of(vllm_config: Any, kv_cache_config: Any, *, of_heads: bool = False) -> str:
-    """What KV and its hashes depend on besides the tokens: 8 hexadecimal digits of the model, and 8 of all of it. The KV
-    `of_heads` does not depend on the tensor-parallel size, a rank's blocks do."""
+    """A digest of the properties besides the tokens on which KV and its hashes depend: 8 hexadecimal digits for the model,
+    and 8 for all properties. The KV `of_heads` does not depend on the tensor-parallel size, but a rank's blocks do."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     layers = [(type(group.kv_cache_spec).__name__, *group.layer_names) for group in kv_cache_config.kv_cache_groups]
     algorithm = str(getattr(cache, "prefix_caching_hash_algo", ""))

@@ -1,7 +1,7 @@
-"""What a fingerprint of a KV block is: 112 bits, of which the upper 64 are reported.
+"""The fingerprint of a KV block: 112 bits; the upper 64 are reported.
 
-The upper 48 depend on words at places that all blocks have in common, in six groups of 8 bits: they show whose content a
-block holds. The lower 64 say nothing about another block: they depend on words at places that the block's hash draws, or on
+The upper 48 bits depend on words at offsets that all blocks share, in six groups of 8 bits: they identify the content of a
+block. The lower 64 are not comparable between blocks: they depend on words at offsets derived from the block's hash, or on
 all bytes of the block.
 """
 
@@ -19,9 +19,9 @@ OWN_BITS = 64
 UNREPORTED_BITS = 48
 """Those of them that are not reported."""
 MAX_COMMON_GROUPS = 2
-"""Groups that two contents may have in common by accident."""
+"""Maximum number of groups that two contents may share by accident."""
 ROW = Struct(">QQI")
-"""How a fingerprint is reported: the hash, the fingerprint, and the block's first token."""
+"""The reported form of a fingerprint: the hash, the fingerprint, and the block's first token."""
 MIX, SHIFT = 0x2545F4914F6CDD1D, 29
 
 

@@ -1,4 +1,4 @@
-"""Judges what blocks hold: by the references, and by what each block held when it was last checked."""
+"""Judges the contents of blocks: by the references, and by the content of each block at its last check."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Judge:
     """Judges the blocks of one rank.
 
     Attributes:
-        heals: whether mismatched blocks are computed again.
-        shares: whether what is computed is reported for other engines.
-        mismatched: ids of the blocks that were a mismatch when they were last checked.
+        heals: whether mismatched blocks are recomputed.
+        shares: whether computed fingerprints are reported for other engines.
+        mismatched: ids of the blocks that were a mismatch at their last check.
         rechecks: mismatches that the next step's check decides.
     """
 
@@ -66,7 +66,7 @@ class Judge:
         """By KV cache group, and by block."""
         self._to_heal: set[int] = set()
         self._recomputed: dict[BlockKey, str] = {}
-        """Blocks that vLLM computes again, and for which request."""
+        """Blocks that vLLM recomputes, with the request."""
         self._partial: dict[str, dict[BlockKey, Match]] = {}
         """Blocks that are loaded but for their last token, by request, and by group and number: what they were before that
         was computed."""
@@ -198,7 +198,7 @@ class Judge:
         self._results.add(result, at_once=True)
 
     def _note_precision(self, check: Check, blocks: Sequence[ReadBlock]) -> None:
-        """Whether a load has brought just what was computed."""
+        """Whether a load copied exactly the computed content."""
         references = self._references
         if not references.is_exact:
             references.is_exact = any(references.contains(check.group, each.hash, each.content) for each in blocks)
@@ -251,20 +251,20 @@ class Judge:
         token = self._references.first_token(check.group, block.number)
         self._results.add_mismatch(result, check, block.block, token, block.hash, kind, holds, source)
 
-    # What is reported for other engines.
+    # Reports for other engines.
 
     def _row(self, check: Check, block: ReadBlock) -> bytes:
         token = self._references.first_token(check.group, block.number)
         return ROW.pack(block.hash, block.content >> UNREPORTED_BITS, token)
 
-    # What is known of requests and blocks.
+    # State of requests and blocks.
 
     def has_contaminated(self, request_ids: Iterable[str]) -> bool:
         """Whether one of these requests has met a mismatch."""
         return not self._contaminated.isdisjoint(request_ids)
 
     def mark_recomputed(self, group: int, block: int, request_id: str) -> None:
-        """vLLM computes this block again."""
+        """Note that vLLM recomputes this block."""
         self._recomputed[group, block] = request_id
 
     @property

@@ -1,4 +1,4 @@
-"""Which blocks the workers check in a step: what the scheduler's side sends them."""
+"""The blocks that the workers check in a step, as sent by the scheduler's side."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ COMPUTED, LOADED, ADMITTED, HELD = "computed", "loaded", "admitted", "held"
 
 
 class Group(NamedTuple):
-    """A KV cache group that is checked.
+    """A checked KV cache group.
 
     Attributes:
-        number: of the group.
-        block_size: tokens of a block.
-        window: tokens that a sliding window sees; 0 if it is none.
-        chunk: tokens of a chunk of local attention; 0 if it is none.
-        boundary: of a group of recurrent states, tokens between those that have a hash; 0 where blocks hold the KV of tokens.
-        keeps_states: whether a step leaves a state in each block that it passes, and not in its last one alone.
+        number: the group's number.
+        block_size: number of tokens in a block.
+        window: number of tokens that a sliding window sees; 0 for other kinds.
+        chunk: number of tokens in a chunk of local attention; 0 for other kinds.
+        boundary: for recurrent states, number of tokens between states with a hash; 0 if blocks hold the KV of tokens.
+        keeps_states: whether a step leaves a state in each block that it passes, not only in its last one.
     """
 
     number: int
@@ -39,7 +39,7 @@ class Group(NamedTuple):
 
     @property
     def frees_blocks(self) -> bool:
-        """Whether a running request gives blocks back."""
+        """Whether a running request frees blocks."""
         return bool(self.window or self.chunk or self.boundary)
 
     def first_kept(self, computed: int) -> int:
@@ -95,22 +95,22 @@ class HandedLoad(NamedTuple):
 
 @dataclass(slots=True)
 class CheckPlan:
-    """What the workers check in a step.
+    """The workers' checks of a step.
 
     Attributes:
         step: its number.
         before: the checks before the step.
-        unseen: blocks that were computed and may have been stored, and that cannot be read any more: there are others
-            under their hashes than those that are known.
+        unseen: blocks that were computed, may have been stored, and cannot be read any more: their hashes have further,
+            unknown contents.
         states: recurrent states that requests begin with, to be checked after these and before the step.
         loads: loads to be checked after the step.
         async_loads: those that end between steps.
         handed_over: those of them that have checksums of another engine.
         restarted: the requests that have other blocks now.
-        rewound: those that compute failed loads again.
-        ended: those that have ended.
-        reset: whether the references are to be cleared.
-        callers: where requests are in their callers' traces.
+        rewound: the requests that recompute failed loads.
+        ended: the requests that have ended.
+        reset: whether the references must be cleared.
+        callers: the requests' contexts in their callers' traces.
     """
 
     step: int = 0

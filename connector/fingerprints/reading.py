@@ -1,6 +1,6 @@
-"""Reading the fingerprints of blocks, and what becomes due when they are there.
+"""Reads the fingerprints of blocks, and calls functions when they are available.
 
-On a CPU they are there at once. On a GPU they are queued behind the engine's work.
+On a CPU they are available at once. On a GPU they are queued after the engine's work.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints, Reading
 
 Then = Callable[[Sequence[Check], Sequence[int]], None]
-"""Is called with checks of one group, and the fingerprints of all of their blocks, in order."""
+"""Called with checks of one group, and the fingerprints of all their blocks, in order."""
 MAX_BATCHED = 64
-"""Computed blocks that wait to be judged together."""
+"""Maximum number of computed blocks that wait to be judged together."""
 
 
 class _Batch:
     """Blocks of some checks of one group that are being read, of several steps perhaps.
 
     Attributes:
-        checks: in the order of the steps.
-        blocks: how many.
+        checks: the checks in the order of the steps.
+        blocks: number of blocks.
     """
 
     def __init__(self, fingerprints: BlockFingerprints) -> None:
@@ -54,18 +54,18 @@ class Readings:
         """
         Args:
             fingerprints: by the number of the KV cache group.
-            on_batch: is called with batched checks.
+            on_batch: called with batched checks.
         """
         self._fingerprints, self._on_batch = fingerprints, on_batch
         self._queue: deque[tuple[_Batch | None, Callable[[], None]]] = deque()
-        """What is being read, if anything, and what is called then."""
+        """The current reads, and the functions to call afterwards."""
         self._batches: dict[int, _Batch] = {}
         """Computed blocks, by group: judged together, for what that costs a step."""
         self._after_batches: list[Callable[[], None]] = []
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is queued."""
+        """Whether there are queued reads."""
         return bool(self._queue)
 
     def read(self, checks: Sequence[Check], then: Then) -> None:
@@ -99,11 +99,11 @@ class Readings:
                 self.call(call)
 
     def call(self, then: Callable[[], None]) -> None:
-        """Call this after what is queued."""
+        """Call this after the queued reads."""
         self._queue.append((None, then))
 
     def call_after_batches(self, then: Callable[[], None]) -> None:
-        """Call this after what is batched."""
+        """Call this after the batched checks."""
         if self._batches:
             self._after_batches.append(then)
         else:

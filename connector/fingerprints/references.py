@@ -1,6 +1,6 @@
-"""The fingerprints that were computed under each hash, in tables that never grow beyond their bounds.
+"""The fingerprints that were computed for each hash, in bounded tables.
 
-Several may be right under one hash: results of the same tokens may differ in their last bits from batch to batch.
+Several may be right for one hash: results of the same tokens may differ in their last bits from batch to batch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kvtrail.connector.fingerprints.result import CONTAMINATED, UNKNOWN, ZEROS, 
 HASHES = 1 << 18
 """Hashes with remembered fingerprints, about 110 bytes each; the oldest are forgotten for new ones."""
 CONTENTS = 8
-"""Fingerprints of a hash."""
+"""Maximum number of fingerprints of a hash."""
 ORIGINS = 1 << 16
-"""Contents that can be named where they are found under another hash: the latest ones."""
+"""Maximum number of contents, the latest ones, that can be identified when found for another hash."""
 DROPPED = 1024
-"""Entries of a full table that are dropped at once."""
+"""Number of entries of a full table that are dropped at once."""
 _GROUP = 0x9E3779B97F4A7C15
 _ALL = (1 << 64) - 1
 
@@ -49,7 +49,7 @@ class References:
         self._others: dict[int, tuple[int, ...]] = {}
         """The other contents that were computed under a hash: few have any."""
         self._contaminated: dict[int, tuple[int, ...]] = {}
-        """Those that were computed after a mismatch."""
+        """Contents that were computed after a mismatch."""
         self._origins: dict[int, tuple[int, str | None, int, int]] = {}
         """Where contents were computed first, by their upper bits: under which key, by which request (None after a mismatch),
         as which block of it, and in which KV cache group."""
@@ -92,7 +92,7 @@ class References:
             _drop_oldest(origins)
 
     def add_contaminated(self, group: int, hash_: int, content: int) -> None:
-        """A block was computed under the hash after a mismatch."""
+        """Enter a block that was computed for the hash after a mismatch."""
         key = _key(group, hash_)
         self._contaminated[key] = (*self._contaminated.get(key, ())[1 - CONTENTS :], content)
         self._origins.setdefault(content >> OWN_BITS, (key, None, 0, group))
@@ -100,7 +100,7 @@ class References:
             _drop_oldest(self._contaminated)
 
     def mark_incomplete(self, group: int, hash_: int) -> None:
-        """A block under the hash may hold what is right, or not."""
+        """Note that a block with this hash may hold right or wrong content."""
         if self.own:  # else nothing is wrong for not being known
             self._incomplete.add(_key(group, hash_))
 
@@ -150,12 +150,12 @@ class References:
 
 
 def _key(group: int, hash_: int) -> int:
-    """A hash, and the number of the KV cache group that it is of."""
+    """A hash, and the number of its KV cache group."""
     return hash_ ^ (group * _GROUP & _ALL)
 
 
 def _among(contents: Sequence[int], content: int, is_whole: bool) -> bool:
-    """Whether a content is one of these, if need be but for the lower bits."""
+    """Whether a content is one of these, optionally ignoring the lower bits."""
     return content in contents or (not is_whole and any(each >> OWN_BITS == content >> OWN_BITS for each in contents))
 
 

@@ -1,4 +1,4 @@
-"""What checks have found, and when it is reported."""
+"""The results of checks, and their reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtrail.connector.fingerprints.plan import Check
 from kvtrail.tracer.events.bounded import BoundedDict
 
 ZEROS, CONTAMINATED, UNKNOWN = "zeros", "poison", "unknown"
-"""As they are recorded."""
+"""Recorded names of the kinds."""
 
 
 class Origin(NamedTuple):
@@ -27,13 +27,13 @@ Holds = str | Origin
 """What a mismatched block holds instead of what was computed under its hash: zeros, what was computed after a mismatch,
 something unknown, or another block's content, by its origin."""
 Match = Holds | Literal[True] | None
-"""True for a block that holds what was computed under its hash, else what it holds instead; None where nobody knows."""
+"""True for a block that holds the content computed for its hash, else the actual content; None if unknown."""
 
 DRIFT, ROT, EARLY = "drift", "rot", "early"
 MAX_REMEMBERED = 65_536
-"""Mismatches that were reported, and requests with counted checks."""
+"""Maximum numbers of reported mismatches, and of requests with counted checks."""
 MAX_BYTES = 64 * ROW.size
-"""Fingerprints that wait to be reported."""
+"""Maximum number of fingerprints that wait to be reported."""
 
 
 class MismatchedBlock(NamedTuple):
@@ -50,12 +50,12 @@ class MismatchedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class CheckResult:
-    """What a check of blocks of a request has found. `fingerprints` are for other engines.
+    """The result of a check of a request's blocks. `fingerprints` are for other engines.
 
     Attributes:
-        blocks: blocks that were checked.
-        unknown: those of them that nobody could judge.
-        healed: whether some are computed again.
+        blocks: number of checked blocks.
+        unknown: number of blocks that could not be judged.
+        healed: whether some are recomputed.
     """
 
     request_id: str
@@ -75,10 +75,10 @@ class CheckResult:
 
 
 class Results:
-    """Reports results: at once what is worth it, and counted together where all is well.
+    """Reports results: mismatches at once, and results without mismatches as sums.
 
     Attributes:
-        report: is called with a result.
+        report: called with a result.
     """
 
     def __init__(self, report: Callable[[CheckResult], None]) -> None:
@@ -123,11 +123,11 @@ class Results:
             counted[what] = result
 
     def flush_request(self, request_id: str) -> None:
-        """Report what was counted of a request that has ended."""
+        """Report the counts of an ended request."""
         for result in self._counted.pop(request_id, {}).values():
             self.report(result)
 
     def flush(self) -> None:
-        """Report all that was counted."""
+        """Report all counts."""
         for request_id in list(self._counted):
             self.flush_request(request_id)

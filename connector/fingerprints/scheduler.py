@@ -2,8 +2,8 @@
 
 A block counts as computed when the next step counts it so. All blocks that are computed, loaded or taken over are checked.
 
-Groups with windows and with states give blocks back while their request runs. What the last step has computed is still there
-when the next one begins, whoever has the block by then; of anything older, only what the request is sure to hold is checked.
+Groups with windows and with states free blocks while their request runs. The last step's results still exist when the next
+one begins, even if another request has the block; of older blocks, only those that the request certainly holds are checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvtrail.connector.fingerprints.checksums import HandedOver
 from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED, Check, CheckPlan, Group, HandedLoad
 
 NULL_BLOCK = 0
-"""vLLM's id of no block, in the place of one that a request has given back or never needed."""
+"""vLLM's id of the null block, in place of a block that a request has freed or never needed."""
 _LAST_64_BITS = itemgetter(slice(-8, None))
 _number = partial(int.from_bytes, byteorder="big")
 _NEVER = 1 << 62
@@ -69,7 +69,7 @@ class _RequestState:
 
 
 class CheckScheduler:
-    """Follows the requests of one scheduler.
+    """Tracks the requests of one scheduler.
 
     Most requests of a step decode a token into a block that is not full yet. So that a step does not go through them one by
     one, what changes with each step is kept by request id, and is compared and entered for all of them at once.
@@ -85,10 +85,10 @@ class CheckScheduler:
     ) -> None:
         """
         Args:
-            groups: those that are checked.
-            hash_size: tokens of a hash of vLLM's requests.
-            held: the share of the running requests of which a block is checked in each step.
-            identity: what a request's KV depends on besides its tokens.
+            groups: the checked groups.
+            hash_size: number of tokens per hash of vLLM's requests.
+            held: the share of running requests for which a block is checked in each step.
+            identity: returns the properties besides its tokens on which a request's KV depends.
         """
         alike: dict[tuple[int, ...], list[Group]] = {}
         for group in groups:
@@ -107,7 +107,7 @@ class CheckScheduler:
         self._due: dict[str, int] = {}
         """Computed tokens of a request at which there may be a new block to check."""
         self._last_scheduled: Mapping[str, int] = {}
-        """What the last step ran, in tokens by request."""
+        """Tokens by request in the last step."""
         self._plan, self._next = CheckPlan(), CheckPlan()
         """Of this step, and of the next one: what is taken over in this step another request may still be filling."""
         self._left: list[Check] = []

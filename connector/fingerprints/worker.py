@@ -19,7 +19,7 @@ from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import CheckResult, Results
 
 MAX_ADMITTED = 64
-"""Of more blocks that a request takes over, with no known mismatch, this many are checked."""
+"""Maximum number of checked blocks among those that a request takes over without a known mismatch."""
 
 
 class CheckWorker:
@@ -38,10 +38,10 @@ class CheckWorker:
         """
         Args:
             fingerprints: by the number of the KV cache group.
-            checksums: of what other engines hand over; None where nobody does.
+            checksums: checksums of hand-offs from other engines; None if there are none.
             fill_with_zeros: overwrites blocks in all layers.
-            heals: mismatched blocks are filled with zeros and named to vLLM.
-            report: is called with what there is to report.
+            heals: whether mismatched blocks are filled with zeros and reported to vLLM.
+            report: called with each result.
         """
         self._checksums, self._fill_with_zeros = checksums, fill_with_zeros
         self._sees_partial = all(each.sees_partial for each in fingerprints.values())
@@ -109,7 +109,7 @@ class CheckWorker:
         self._readings.run_ready()
 
     def _check_before(self, checks: Sequence[Check]) -> None:
-        """Check what requests have computed, taken over, or hold."""
+        """Check the blocks that requests have computed, taken over, or hold."""
         computed = [check for check in checks if check.kind == COMPUTED]
         kept = [check for check in checks if check.kind != COMPUTED]
         fresh = {(check.group, block) for check in computed for block in check.blocks}
@@ -122,7 +122,7 @@ class CheckWorker:
             self._readings.read_batched(computed)
 
     def received(self, request_ids: Iterable[str], failed: Collection[str]) -> None:
-        """The connector reports loads that have ended between steps."""
+        """Enter loads that the connector reports as ended between steps."""
         for request_id in request_ids:
             self._received += self._async_loads.pop(request_id, [])
             if (handed_over := self._handed_over.pop(request_id, None)) is not None:
@@ -158,7 +158,7 @@ class CheckWorker:
         return healed
 
     def end(self) -> None:
-        """Nothing more will happen: what is left is reported."""
+        """Report the remaining results at the end."""
         self._readings.end_batches()
         self.begin(None)
         self._readings.run_ready(wait=True)

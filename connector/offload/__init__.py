@@ -1,9 +1,8 @@
 """OffloadConnector: real offload of KV blocks to host memory, correct by construction.
 
 `scheduler` decides, `plan` carries the decision to the workers, `transfers` knows when to copy, and `host_memory` copies.
-`config` is the checked configuration, `groups` what layers of each kind need.
-This file is vLLM's interface to them and knows nothing of tracing: `connector.OffloadConnector` is this class traced, in the
-same way as any other connector.
+`config` is the validated configuration, `groups` describes the needs of each kind of layer. This file is vLLM's interface to
+them and does not depend on tracing: `connector.OffloadConnector` is this class, traced like any other connector.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     _cache_hit_source = HIT_SOURCE
     answered_from_memory = False
-    """Whether the last lookup was answered without looking. Only an injected fault does that."""
+    """Whether the last lookup was answered from memory. Only an injected fault does that."""
     reports_more = False
     """Whether a step may have evictions without a store, and `take_probe_events`, as an injected fault has."""
 
@@ -56,7 +55,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        return False  # a cache: a store that is lost is a later miss
+        return False  # a cache: a lost store only causes a later miss
 
     # Scheduler's side.
 
@@ -102,7 +101,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
-        self.handle_preemptions(connector_metadata)  # an older vLLM calls that in few steps
+        self.handle_preemptions(connector_metadata)  # an older vLLM calls this only in some steps
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if copies := self._bound_plan().loads:
@@ -119,11 +118,11 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self.store_chunks(copies)
 
     def load_chunks(self, copies: Sequence[Copy]) -> None:
-        """Copy from host memory into KV blocks, or begin to."""
+        """Copy from host memory into KV blocks, or start to."""
         self._copying().load(copies)
 
     def store_chunks(self, copies: Sequence[Copy]) -> None:
-        """Copy from KV blocks into host memory, or begin to."""
+        """Copy from KV blocks into host memory, or start to."""
         self._copying().store(copies)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
@@ -140,7 +139,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._transfers is not None, "vLLM registers the KV caches before it runs a step"
         return self._transfers
 
-    # What a probe reads.
+    # State for a probe.
 
     @property
     def last_matched(self) -> int:
@@ -161,7 +160,8 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return len(self._config.groups) > 1
 
     def hashes_of(self, copy: Copy) -> list[bytes]:
-        """vLLM's hashes of the blocks that a copy stores; of a group with chunks that are stored whole, that of the last."""
+        """vLLM's hashes of the blocks that a copy stores; for a group with chunks that are stored completely, the last
+        block's hash."""
         group, end = self._config.groups[copy.group], self._config.chunk_end(copy.start, copy.group)
         first = end - self._config.rows[copy.group] + copy.first
         places = [end - 1] if group.is_whole else range(first, first + len(copy.blocks))

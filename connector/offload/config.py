@@ -1,4 +1,4 @@
-"""The OffloadConnector's configuration, checked at start-up: an error is one sentence, before a model loads."""
+"""The OffloadConnector's configuration, validated at start-up: an error is one sentence, before a model loads."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SHARED_KEYS = ("kvtrail",)
 
 @dataclass(frozen=True)
 class OffloadConfig:
-    """What the scheduler and the worker must agree on.
+    """The settings that the scheduler and the worker share.
 
     Attributes:
-        chunk_size: tokens that are stored, found and evicted together.
-        hash_size: tokens of each of vLLM's block hashes.
+        chunk_size: number of tokens that are stored, found and evicted together.
+        hash_size: number of tokens of each of vLLM's block hashes.
         groups: the KV cache groups, in vLLM's order.
-        slots: chunks that fit into the budget, on each worker.
-        load_async: whether copies run beside the steps, and requests wait for their loads between them.
+        slots: number of chunks that fit into the budget, on each worker.
+        load_async: whether copies run concurrently with the steps, and requests wait for their loads between steps.
     """
 
     chunk_size: int
@@ -38,7 +38,7 @@ class OffloadConfig:
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        """For each group, the blocks that a slot has room for: those at the end of its chunk."""
+        """For each group, the number of blocks in a slot: those at the end of its chunk."""
         return tuple(group.rows(self.chunk_size) for group in self.groups)
 
     @cached_property
@@ -95,8 +95,8 @@ def _chunk_bytes(chunk_size: int, groups: Sequence[Group]) -> int:
 
 
 def _default_chunk_size(blocks: int, groups: Sequence[Group]) -> int:
-    """A recurrent state is at hand where a step ends, which vLLM makes a block's end: the smallest chunks find most of
-    them."""
+    """A recurrent state is available where a step ends, which vLLM makes a block's end: the smallest chunks include the most
+    states."""
     if any(group.kind is Kind.STATE and not group.dense for group in groups):
         return blocks
     return -(-DEFAULT_CHUNK_SIZE // blocks) * blocks

@@ -1,8 +1,8 @@
-"""KV cache groups: layers of one kind. vLLM gives out and takes back their blocks together.
+"""KV cache groups: layers of one kind, whose blocks vLLM allocates and frees together.
 
-A group is described by what the next token sees of it. Full attention sees everything; a sliding window, a chunk of local
-attention and a recurrent state, as Mamba has it, see the end only. So a request can go on behind a prefix where each group
-has the blocks of what the next token sees there, and needs no other block.
+A group is described by the tokens that the next token attends to. Full attention sees all tokens; a sliding window, a chunk
+of local attention and a recurrent state (Mamba) see only the end. So a request can continue after a prefix if each group has
+the blocks that the next token sees; it needs no other block.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Kind(Enum):
-    """What a group's layers see of the tokens before the next one."""
+    """The tokens that a group's layers see before the next one."""
 
     ALL = "full attention"
     WINDOW = "a sliding window"
@@ -29,10 +29,10 @@ class Group:
     Attributes:
         block_size: tokens per KV block.
         block_bytes: bytes of one block over the group's layers, on one worker.
-        layers: their names.
-        kind: what they see.
-        span: how many tokens before the next one they see, at the most; 0 for all.
-        dense: of a state, whether each block gets one; else only the last block of a step has it.
+        layers: the names of its layers.
+        kind: the tokens that they see.
+        span: maximum number of tokens before the next one that they see; 0 for all.
+        dense: for states, whether each block has one; otherwise only the last block of a step has one.
     """
 
     block_size: int
@@ -44,11 +44,11 @@ class Group:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a chunk has all blocks of this group that there is room for, or none."""
+        """Whether a chunk has either all or none of the group's blocks in its slot."""
         return self.kind in (Kind.ALL, Kind.STATE)
 
     def first_seen(self, boundary: int) -> int:
-        """The first token that a token at `boundary` sees, as vLLM's managers of KV cache groups have it."""
+        """The first token that a token at `boundary` sees, as in vLLM's managers of KV cache groups."""
         match self.kind:
             case Kind.ALL:
                 return 0
@@ -58,17 +58,18 @@ class Group:
                 return max(0, boundary - self.span)
 
     def rows(self, chunk_size: int) -> int:
-        """How many blocks at the end of each chunk can be needed where the chunk or a later one is the last of a hit."""
+        """The number of blocks at the end of each chunk that can be needed if the chunk or a later one is the last of a
+        hit."""
         blocks = chunk_size // self.block_size
         return blocks if self.kind is Kind.ALL else min(blocks, -(-self.span // self.block_size))
 
     def needed(self, begin: int, end: int) -> range:
-        """The places in a block table that a load of tokens [begin, end) fills, so that the token at `end` can run."""
+        """The positions in a block table that a load of tokens [begin, end) fills, so that the token at `end` can run."""
         return range(max(begin, self.first_seen(end)) // self.block_size, -(-end // self.block_size))
 
     def at_hand(self, before: int, after: int) -> range:
-        """The block-table places of whole blocks that are valid after a step from `before` to `after` computed tokens,
-        without those that vLLM may have dropped before the step."""
+        """The block-table positions of full blocks that are valid after a step from `before` to `after` computed tokens,
+        without blocks that vLLM may have freed before the step."""
         last = after // self.block_size
         if self.kind is Kind.STATE:
             if self.dense:
@@ -88,7 +89,7 @@ def group_of(spec: Any, layers: Sequence[str]) -> Group | None:
     else:
         page *= len(layers)
     if not getattr(spec, "prefix_cacheable", True) or isinstance(spec, getattr(known, "RSWASpec", ())):
-        return None  # blocks that are overwritten, or dropped in the middle
+        return None  # blocks that are overwritten, or freed in the middle
     given: Any = {"block_size": spec.block_size, "block_bytes": page, "layers": tuple(layers)}
     if isinstance(spec, known.FullAttentionSpec):
         return Group(**given)

@@ -1,6 +1,6 @@
 """The worker's side of the OffloadConnector: host memory, and real copies to and from vLLM's paged KV cache.
 
-`benchmarks/copies.py` compares them with a plain copy of as many bytes.
+`benchmarks/copies.py` compares them with a plain copy of the same number of bytes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.plan import Copy
 
 MANY_BYTES = 1 << 20
-"""A step that copies less is not worth several threads."""
+"""Number of bytes from which a step uses several threads."""
 Places = Sequence[tuple[slice, slice]]
 
 
 class HostMemory:
-    """Slots of host memory for chunks. Copies run where they are asked for: on a GPU, on the current stream.
+    """Slots of host memory for chunks. Copies run on the calling thread; on a GPU, on the current stream.
 
     Attributes:
-        device: where the KV caches are.
+        device: the device of the KV caches.
     """
 
     def __init__(self, config: OffloadConfig, *, num_blocks: int) -> None:
@@ -41,7 +41,7 @@ class HostMemory:
 
     def register(self, kv_caches: Mapping[str, Cache]) -> None:
         """Allocate host memory for the layers' KV caches; layers of a group that share a tensor share a slot. The layers of
-        several groups lie in the same memory, and each of its blocks belongs to one of them.
+        several groups may share memory, in which each block belongs to one of them.
 
         Raises:
             ValueError: the layout or the group of a layer is unknown; with its name.
@@ -78,7 +78,7 @@ class HostMemory:
         return self._group_of.get(layer, 0)
 
     def _copy(self, copies: Sequence[Copy], way: str) -> None:
-        """Load or store each part of the cache; in the CPU's memory several at a time, where that is worth it."""
+        """Load or store each part of the cache; in the CPU's memory several in parallel, if there are enough bytes."""
         calls: list[Callable[[], None]] = []
         for group, parts in enumerate(self._of_group):
             if of_group := [copy for copy in copies if copy.group == group]:
@@ -93,15 +93,15 @@ class HostMemory:
         list(self._threads.map(lambda call: call(), calls))
 
     def _blocks(self, copies: Sequence[Copy]) -> torch.Tensor:
-        """The ids of all blocks of these copies, one after the other, on the device. They come from pinned memory, for which
-        the CPU does not wait."""
+        """The concatenated block ids of these copies, on the device. They are copied from pinned memory, so that the CPU does
+        not wait."""
         ids = [block for copy in copies for block in copy.blocks]
         on_gpu = self.device.type == "cuda"
         pinned = torch.empty(len(ids), dtype=torch.int64, pin_memory=on_gpu)
         return pinned.copy_(torch.tensor(ids)).to(self.device, non_blocking=True)
 
     def _places(self, copies: Sequence[Copy], rows: int) -> list[tuple[slice, slice]]:
-        """Where they are among those blocks, and in host memory, counted in blocks. What lies side by side there is one."""
+        """Their positions among those blocks, and in host memory, in blocks. Adjacent ranges are merged."""
         places: list[tuple[slice, slice]] = []
         begin = 0
         for copy in copies:
@@ -120,9 +120,9 @@ class _Rows:
     """A cache in the CPU's memory with one row of bytes for each block."""
 
     def __init__(self, cache: torch.Tensor, rows: int) -> None:
-        """`cache` is [blocks, ...], and contiguous; `rows` are the blocks that host memory is to hold."""
+        """`cache` is [blocks, ...], and contiguous; `rows` is the number of blocks in host memory."""
         self._cache = cache.flatten(1).view(torch.uint8).numpy()
-        self._slots = np.empty((rows, self._cache.shape[1]), np.uint8)  # in huge pages, where numpy gets them
+        self._slots = np.empty((rows, self._cache.shape[1]), np.uint8)  # in huge pages, if numpy gets them
 
     def load(self, blocks: torch.Tensor, places: Places) -> None:
         ids = blocks.numpy()
@@ -136,8 +136,8 @@ class _Rows:
 
 
 class _Tensors:
-    """A cache on a GPU, or one with blocks that do not lie in one piece. A store gathers all blocks of a step before it
-    copies them, and a load copies all of them before it spreads them."""
+    """A cache on a GPU, or with noncontiguous blocks. A store gathers all blocks of a step before it copies them, and a load
+    copies all of them before it scatters them."""
 
     def __init__(self, cache: torch.Tensor, rows: int) -> None:
         self._cache = cache

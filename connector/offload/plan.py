@@ -1,4 +1,4 @@
-"""What the workers copy in one step."""
+"""The workers' copies of one step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Copy:
     Attributes:
         request_id: the request with these tokens.
         start: position of the first token.
-        count: tokens that the copy is for; the last block may hold one more (see `OffloadScheduler.admitted`).
+        count: number of tokens of the copy; the last block may hold one more (see `OffloadScheduler.admitted`).
         slot: the chunk's slot in host memory.
-        first: which of the blocks that the slot has room for is the first one, of those of the group.
-        blocks: the KV blocks, in the order of their tokens. None, if nothing of the chunk is at hand, or is needed.
+        first: position of the first block among the group's blocks in the slot.
+        blocks: the KV blocks, in the order of their tokens. Empty, if no block of the chunk is available, or needed.
         key: the chunk's key, shortened hex; for the probe.
         group: the KV cache group of the blocks.
     """
@@ -34,10 +34,10 @@ class Copy:
 
 @dataclass
 class OffloadPlan(KVConnectorMetadata):
-    """The copies of one step, those of a chunk side by side. All loads come before the forward pass, all stores after it.
-    `present` chunks were held already; of them only blocks are copied that they lacked. `refused` are the requests without
-    room for their next chunk, and where that begins. With copies beside the steps, `given` are the blocks that vLLM gives
-    to requests to be written: before that, the stores that read them must have ended."""
+    """The copies of one step; copies of a chunk are adjacent. All loads run before the forward pass, all stores after it.
+    `present` chunks were already held; only their missing blocks are copied. `refused` are the requests whose next chunk does
+    not fit, with its first token. With concurrent copies, `given` are the blocks that vLLM allocates to requests for writing:
+    stores that read them must end first."""
 
     loads: list[Copy] = field(default_factory=list)
     stores: list[Copy] = field(default_factory=list)
@@ -46,5 +46,5 @@ class OffloadPlan(KVConnectorMetadata):
     given: set[int] = field(default_factory=set)
 
     def to_store(self) -> list[Copy]:
-        """The copies into host memory, among them those of blocks that chunks lacked."""
+        """The copies into host memory, including copies of missing blocks."""
         return self.stores + [copy for copy in self.present if copy.blocks]

@@ -1,18 +1,17 @@
 """The scheduler's side of the OffloadConnector: which chunks are held, what a lookup matches, what workers copy.
 
-Why the accounting is right: nothing is remembered that could become stale. A lookup always walks the index and always
-subtracts the computed tokens that it was asked about. Between the lookup of a scheduling pass and the allocation that
-follows it nothing is evicted, because stores are planned at the end of the pass. The block tables are the scheduler's
-own. Workers run steps in order, loads before the forward pass and stores after it, so a slot that is given to another
-chunk is read for the last time before it is written.
+Why the accounting is right: no answer is cached that could become stale. A lookup always walks the index and always subtracts
+the computed tokens that it was asked about. Nothing is evicted between the lookup of a scheduling pass and the following
+allocation, because stores are planned at the end of the pass. The block tables are the scheduler's own. Workers run steps in
+order, loads before the forward pass and stores after it, so the last read of a slot precedes its reuse by another chunk.
 
-Why nothing is held in vain: a lookup finds a prefix only up to its first missing chunk, so a chunk is held only with all
-the chunks before it. A prefix is used as a whole, its head last, and whatever is evicted is the tail of one.
+Why every held chunk is useful: a lookup finds a prefix only up to its first missing chunk, so a chunk is held only with all
+the chunks before it. A use touches the whole prefix, its first chunk last, so evictions remove the tail of a prefix.
 
-Several KV cache groups: a chunk holds what was at hand of each when it was stored. Blocks of a window may have been dropped
-by then, and a recurrent state is there only where a step ended. So it is noted which blocks each chunk lacks, and a lookup
-goes back to the last chunk behind which every group has what the next token sees. What is lacking is stored when a later
-request has it.
+Several KV cache groups: a chunk holds the blocks of each group that were available when it was stored. Blocks of a window may
+have been freed by then, and a recurrent state exists only where a step ended. So the missing blocks of each chunk are
+recorded, and a lookup goes back to the last chunk after which every group has the blocks that the next token sees. Missing
+blocks are stored when a later request has them.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from kvtrail.connector.offload.groups import Kind
 from kvtrail.connector.offload.plan import Copy, OffloadPlan
 
 STEPS_AHEAD = 2
-"""Steps that may be planned before it is known that a load has failed: vLLM schedules one ahead."""
+"""Number of steps that may be planned before a failed load is known: vLLM schedules one ahead."""
 MAX_PENDING = 65_536
-"""Evictions that are remembered for a probe."""
+"""Maximum number of evictions remembered for a probe."""
 NULL_BLOCK = 0
-"""What a block table has in the place of a block that no token sees any more."""
+"""The entry of a block table for a block that no token sees any more."""
 
 
 class ChunkIndex:
@@ -43,7 +42,7 @@ class ChunkIndex:
         self._slot: OrderedDict[bytes, int] = OrderedDict()
         self._free = list(range(slots - 1, -1, -1))
         self._in_step: set[bytes] = set()
-        """Chunks that this step uses: none of them is evicted in it."""
+        """Chunks that this step uses, which it must not evict."""
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._slot
@@ -52,27 +51,27 @@ class ChunkIndex:
         return len(self._slot)
 
     def keys(self) -> list[bytes]:
-        """The keys of all chunks, in no order: the order of use would take twenty times as long."""
+        """The keys of all chunks, unordered: the order of use would take twenty times as long."""
         return list(dict.keys(self._slot))
 
     def longest_prefix(self, keys: Iterable[bytes]) -> int:
-        """How many of the keys, from the first on, are held without a gap. Does not count as use."""
+        """The number of consecutive held keys from the first one. Does not count as use."""
         return len(list(takewhile(self._slot.__contains__, keys)))
 
     def use(self, prefix: Sequence[bytes]) -> list[int]:
-        """The slots of a prefix that is held, which becomes the most recently used."""
+        """The slots of a held prefix, which becomes the most recently used."""
         for key in reversed(prefix):
             self._slot.move_to_end(key)
         self._in_step.update(prefix)
         return self.slots(prefix)
 
     def slots(self, prefix: Sequence[bytes]) -> list[int]:
-        """The slots of a prefix that is held. Does not count as use."""
+        """The slots of a held prefix. Does not count as use."""
         return [self._slot[key] for key in prefix]
 
     def extend(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
-        """Hold as many of the keys, from the first on, as there is room for. Returns their slots, and the keys of the chunks
-        that were evicted for them. One that is held behind a gap, which a failed load leaves, stays where it is."""
+        """Hold as many of the keys, from the first one, as fit. Returns their slots, and the keys of the chunks that were
+        evicted for them. A chunk that is held after a gap, which a failed load leaves, keeps its slot."""
         held = self.longest_prefix(keys)
         self.use(keys[:held])
         evicted = []
@@ -84,13 +83,13 @@ class ChunkIndex:
                     break  # so is every other
                 self.discard(oldest)
                 evicted.append(oldest)
-            self._slot[key] = self._free.pop() if slot is None else slot  # the last one to be evicted now
+            self._slot[key] = self._free.pop() if slot is None else slot  # it is now the last one to be evicted
             self._in_step.add(key)
             held += 1
         return self.use(keys[:held]), evicted
 
     def end_step(self) -> None:
-        """From now on the chunks that this step has used may be evicted."""
+        """Allow the eviction of the chunks that this step has used."""
         self._in_step.clear()
 
     def discard(self, key: bytes) -> bool:
@@ -113,12 +112,13 @@ class _Tracked:
 
     Attributes:
         matched: tokens of the longest stored prefix at the last lookup.
-        computed: computed tokens that the last lookup was asked about.
-        stored: tokens from its start that were stored in this epoch, or were held already.
-        refused: computed tokens when there was no room for the next chunk; 0 if there was.
+        computed: computed tokens at the last lookup.
+        stored: tokens from its start that were stored in this epoch, or were already held.
+        refused: computed tokens when the next chunk did not fit; 0 if it did.
         epoch: the preemption epoch that `stored` and `refused` belong to.
-        tables: its block tables, one for each KV cache group, as of its last step. What vLLM has dropped since is in them.
-        loads: the keys of the chunks that were loaded for it last, in order, and the blocks that they went into.
+        tables: its block tables, one for each KV cache group, as of its last step, including blocks that vLLM has freed
+            since.
+        loads: the keys of the last chunks loaded for it, in order, and their destination blocks.
     """
 
     request: Any
@@ -140,15 +140,15 @@ class OffloadScheduler:
         self._drafts = drafts
         self._index = ChunkIndex(config.slots)
         self._lacking: dict[int, list[int]] = {}
-        """By slot, how many blocks of each group its chunk lacks, of those that there is room for: the first ones."""
+        """By slot, the number of missing blocks of each group in its chunk: the first ones."""
         self._tracked: dict[str, _Tracked] = {}
         self._plan = OffloadPlan()
         self._evicted: deque[tuple[str, int, int, str | None]] = deque(maxlen=MAX_PENDING)
         self._recent: deque[dict[str, list[tuple[int, bytes]]]] = deque(maxlen=STEPS_AHEAD)
-        """The chunks that the latest steps stored, by request: where each ends, and its key."""
+        """The chunks stored by the latest steps, by request: the end and the key of each."""
         self._ended: deque[dict[str, _Tracked]] = deque(({},), maxlen=STEPS_AHEAD)
-        """The requests that have ended since. With `kv_load_failure_policy=fail` vLLM ends a request with a failed
-        load before it says which blocks failed."""
+        """The requests that have ended since. With `kv_load_failure_policy=fail` vLLM ends a request with a failed load
+        before it reports which blocks failed."""
         self._last: Any = None
         self.last_matched = 0
         """Length of the stored prefix that the last lookup found."""
@@ -181,14 +181,14 @@ class OffloadScheduler:
         return len(self._index) * self._config.chunk_bytes
 
     def still_held(self, keys: Sequence[bytes]) -> tuple[str, ...]:
-        """Those of these keys with chunks that are held, as they are recorded."""
+        """The held keys among these, in recorded form."""
         return tuple([short(key) for key in keys if key in self._index])
 
     def admitted(self, request: Any, external: int, tables: Sequence[Sequence[int]]) -> None:
-        """The request has got blocks, of each KV cache group. Plan the load of `external` tokens after the computed ones.
+        """Plan the load of `external` tokens after the computed ones into the request's new blocks of each KV cache group.
 
-        On a full hit the last token is left to be computed, so the last block is loaded whole and its last token is
-        written once more by the forward pass, with the same value.
+        On a full hit the last token is left to be computed: the last block is loaded completely, and the forward pass
+        writes its last token again with the same value.
         """
         tracked = self._track(request)
         for group, table in zip(self._config.groups, tables, strict=True):
@@ -232,9 +232,9 @@ class OffloadScheduler:
         return plan
 
     def load_failed(self, blocks: Set[int]) -> None:
-        """Blocks could not be loaded. Forget the chunks that they were to come from, or their request would ask for them for
-        ever. What the latest steps stored from these blocks on, of any request that holds one, was computed of garbage:
-        forget it, and store it again when it is computed again."""
+        """Handle blocks that could not be loaded. Forget their source chunks, or the request would ask for them forever.
+        Chunks that the latest steps stored from these blocks on, for any request that holds one, were computed from invalid
+        data: forget them, and store them again when they are recomputed."""
         size = self._config.chunk_size
         known = ChainMap(*self._ended, self._tracked)
         for each in known.values():
@@ -262,7 +262,7 @@ class OffloadScheduler:
             self._evicted.append((short(key), self._config.chunk_size, self._config.chunk_bytes, None))
 
     def finished(self, request: Any) -> None:
-        """Forget a request; its chunks stay, unless it turns out that they were computed of a load that had failed."""
+        """Forget a request; its chunks are kept, unless they turn out to be computed from a failed load."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is not None:
             self._ended[-1][request.request_id] = tracked
@@ -275,8 +275,7 @@ class OffloadScheduler:
             tracked.stored = tracked.refused = tracked.matched = 0
 
     def take_evicted(self) -> list[tuple[str, int, int, str | None]]:
-        """The chunks that left since the last call: key, tokens and bytes of each, and the request with the chunk in its
-        place."""
+        """The chunks evicted since the last call: key, tokens and bytes of each, and the request whose chunk replaced it."""
         evicted = list(self._evicted)
         self._evicted.clear()
         return evicted
@@ -297,8 +296,8 @@ class OffloadScheduler:
         return list(islice(request.block_hashes, hashes - 1, None, hashes))
 
     def _longest_hit(self, request: Any) -> int:
-        """The longest held prefix behind which all groups have what the next token sees. Where layers see only the end of a
-        prefix, it ends with a chunk, and before the last token, which has to be computed."""
+        """The longest held prefix after which all groups have the blocks that the next token sees. If layers see only the end
+        of a prefix, it ends with a chunk, and before the last token, which must be computed."""
         size, keys = self._config.chunk_size, self._keys(request)
         held = self._index.longest_prefix(keys)
         if self._config.sees_all:
@@ -308,11 +307,11 @@ class OffloadScheduler:
         return next((n * size for n in range(held, 0, -1) if self._reaches(slots, n * size)), 0)
 
     def _reaches(self, slots: Sequence[int], boundary: int) -> bool:
-        """Whether these chunks hold all that a token at `boundary` sees."""
+        """Whether these chunks hold all blocks that a token at `boundary` sees."""
         size = self._config.chunk_size
         for number, group in enumerate(self._config.groups):
             if group.kind is Kind.ALL:
-                continue  # of such a group no chunk lacks a block
+                continue  # in such a group no chunk has missing blocks
             per_chunk, rows = size // group.block_size, self._config.rows[number]
             needed = group.needed(0, boundary)
             for n in range(needed.start // per_chunk, -(-needed.stop // per_chunk)):
@@ -327,8 +326,8 @@ class OffloadScheduler:
         return max(0, min(tracked.matched, total - 1) - tracked.computed)
 
     def _follow_tables(self, output: Any) -> None:
-        """Enter the blocks that a step gives to its requests. Every vLLM since 0.20 passes them so; only newer ones give the
-        tables themselves."""
+        """Enter the blocks that a step adds to its requests. Every vLLM since 0.20 passes them in this form; only newer ones
+        pass the tables themselves."""
         for new in output.scheduled_new_reqs:
             self._tracked[new.req_id].tables = list(map(list, new.block_ids))
         running = output.scheduled_cached_reqs
@@ -343,14 +342,14 @@ class OffloadScheduler:
                     self._give(blocks)
 
     def _give(self, blocks: Sequence[int]) -> None:
-        """vLLM has given these blocks to a request, to be written."""
+        """Note that vLLM has allocated these blocks to a request for writing."""
         if self._config.load_async:
             self._plan.given.update(blocks)
 
     def _store_up_to(self, before: int, computed: int, tracked: _Tracked) -> None:
-        """Plan the stores of a request's full chunks, in a step that goes from `before` to `computed` tokens. What was stored
-        and evicted since is stored again: without it what follows could not be found. Where there is no room, the next try
-        comes a chunk later."""
+        """Plan the stores of a request's full chunks, in a step from `before` to `computed` tokens. Chunks that were stored
+        and evicted since are stored again: without them, later chunks could not be found. If the store is full, the next try
+        is a chunk later."""
         request, size = tracked.request, self._config.chunk_size
         if tracked.epoch != request.num_preemptions:
             tracked.epoch, tracked.stored, tracked.refused = request.num_preemptions, 0, 0
@@ -383,8 +382,8 @@ class OffloadScheduler:
         places: Sequence[range],
         lacking: list[int] | None = None,
     ) -> list[Copy]:
-        """The copies of a chunk of a request, its `number`th: one for each group with blocks of its own at these places of
-        the block tables, or one without blocks. A store copies what is `lacking`, and notes that it is not any more."""
+        """The copies of a request's chunk with this `number`: one for each group with blocks at these positions of the block
+        tables, or one without blocks. A store copies missing blocks (`lacking`), and updates that record."""
         copies = []
         for each, group in enumerate(self._config.groups):
             per_chunk, rows = self._config.chunk_size // group.block_size, self._config.rows[each]
@@ -403,5 +402,5 @@ class OffloadScheduler:
 
 
 def short(key: bytes) -> str:
-    """A chunk's key as it is recorded: the end of the hash of its last block."""
+    """A chunk's key in recorded form: the end of the hash of its last block."""
     return key[-8:].hex()

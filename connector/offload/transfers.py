@@ -1,10 +1,10 @@
-"""When a worker's copies run: within the step, or beside the steps.
+"""Schedules a worker's copies: within the step, or concurrently with the steps.
 
-Why copies beside the steps are right. They run one after the other, in the order in which they are asked for, so each finds
-in host memory what those before it have left there. A copy begins after all that the engine was asked to do before it, so it
-reads what the forward pass has written, and writes into blocks that nobody reads any more. A request runs on what is loaded
-for it only after the load was reported. And before anybody writes into blocks that vLLM has given to another request, the
-stores that read them have ended, whoever held them: one that has ended, that was preempted, or with a window that has passed
+Why concurrent copies are right. They run one after the other, in the order of the calls, so each sees the results of earlier
+copies in host memory. A copy starts after all earlier operations of the engine, so it
+reads the results of the forward pass, and writes into blocks that are no longer read. A request uses loaded blocks
+only after the load was reported. Before a write into blocks that vLLM has allocated to another request, all
+stores that read them have ended, even if the old holder has ended, was preempted, or has a window that has passed
 them.
 """
 
@@ -25,28 +25,28 @@ from kvtrail.connector.offload.plan import Copy
 
 logger = logging.getLogger("vllm.kvtrail")
 Ticket = Any
-"""A copy that was asked for, as a future is: `done` says whether it has ended; `result` returns when what the engine does
-next comes after it, and raises if it failed."""
+"""A submitted copy, with the interface of a future: `done` says whether it has ended; `result` returns when the engine's next
+operations will run after it, and raises if it failed."""
 
 
 class InStep:
-    """The caller's own thread, for a cache in the CPU's memory. A copy has ended when it was asked for."""
+    """The caller's thread, for a cache in the CPU's memory. A copy has ended when the call returns."""
 
     def submit(self, copy: Callable[[], None]) -> Ticket:
-        """Run a copy after those so far, and after all that the engine was asked to do so far."""
+        """Run a copy after all earlier copies and all earlier operations of the engine."""
         copy()
         return _ended()
 
     def shutdown(self) -> None:
-        """No more copies come."""
+        """Note that there will be no more copies."""
 
 
 CopyThread = partial(ThreadPoolExecutor, 1, thread_name_prefix="offload")
-"""A thread of its own, for a cache in the CPU's memory, where the engine has done what it was asked to do."""
+"""A separate thread, for a cache in the CPU's memory, where the engine's operations are synchronous."""
 
 
 class CopyStream:
-    """A CUDA stream of its own, for a cache on a GPU. Nobody waits on the CPU: streams wait for each other."""
+    """A separate CUDA stream, for a cache on a GPU. The CPU does not wait: streams wait for each other."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -76,7 +76,7 @@ class _Recorded(NamedTuple):
 
 
 def _ended(error: Exception | None = None) -> Ticket:
-    """A copy that has ended, or could not even begin."""
+    """A copy that has ended, or could not start."""
     ended: Future[None] = Future()
     if error is None:
         ended.set_result(None)
@@ -86,7 +86,7 @@ def _ended(error: Exception | None = None) -> Ticket:
 
 
 class _Running(NamedTuple):
-    """A copy beside the steps, and its blocks."""
+    """A concurrent copy, and its blocks."""
 
     ticket: Ticket
     blocks: frozenset[int]
@@ -96,7 +96,7 @@ class Transfers:
     """The copies of one worker."""
 
     def __init__(self, memory: HostMemory, *, beside: bool) -> None:
-        """`memory` has its KV caches. `beside`: copies run beside the steps."""
+        """`memory` has its KV caches. `beside`: copies run concurrently with the steps."""
         self._memory, self._beside = memory, beside
         self._queue: Any
         if memory.device.type == "cuda":
@@ -105,11 +105,11 @@ class Transfers:
             self._queue = CopyThread() if beside else InStep()
         self._stores: list[_Running] = []
         self._loads: dict[str, _Running] = {}
-        """Those that are not reported yet, by request."""
+        """Loads that are not reported yet, by request."""
         self._failed: set[int] = set()
 
     def load(self, copies: Sequence[Copy]) -> None:
-        """Load: within the step, before what the engine does next; or beside it, a request at a time."""
+        """Run loads: within the step, before the engine's next operation; or concurrently, one request at a time."""
         for request_id, some in groupby(copies, lambda copy: copy.request_id):
             mine = list(some)
             try:
@@ -121,7 +121,7 @@ class Transfers:
                 self._end_load(request_id)
 
     def store(self, copies: Sequence[Copy]) -> None:
-        """Store copies: within the step, before the engine's next operation, or beside the steps.
+        """Store copies: within the step, before the engine's next operation, or concurrently with the steps.
 
         Raises:
             Exception: it failed.
@@ -146,19 +146,19 @@ class Transfers:
                 self._stores.append(store)
 
     def take_loaded(self) -> set[str]:
-        """The requests of the loads beside the steps that have ended since the last call, failed ones among them."""
+        """The requests of concurrent loads that have ended since the last call, including failed ones."""
         ended = {request_id for request_id, load in self._loads.items() if load.ticket.done()}
         for request_id in ended:
             self._end_load(request_id)
         return ended
 
     def take_failed(self) -> set[int]:
-        """The blocks of the loads that have failed since the last call."""
+        """The blocks of loads that have failed since the last call."""
         failed, self._failed = self._failed, set()
         return failed
 
     def close(self) -> None:
-        """Returns when nothing is copied any more."""
+        """Wait until all copies have ended."""
         self._queue.shutdown()
 
     def _end_load(self, request_id: str) -> None:

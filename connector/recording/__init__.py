@@ -1,4 +1,5 @@
-"""An event is a tuple appended to a ring; a thread passes batches to the export process, which encodes OTLP and sends it.
+"""Recording: an event is a tuple appended to a ring; a thread passes batches to the export process, which encodes and sends
+OTLP.
 
 In: calls of `tracing`, on the scheduler's thread. Out: OTLP protobuf to the tracer. Nothing here blocks or breaks the caller.
 """

@@ -1,4 +1,4 @@
-"""Requests as the recorder knows them: each one's place in its trace, and how far it has been recorded."""
+"""The recorder's state of requests: the trace context of each, and how much of it has been recorded."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from kvtrail.tracer.events.semconv import Kind
 
 try:
     from opentelemetry.propagate import extract
-except Exception:  # `OTEL_PROPAGATORS` names one that is not installed, and then the module cannot be imported
+except Exception:  # `OTEL_PROPAGATORS` names a propagator that is not installed; then the module cannot be imported
     extract = TraceContextTextMapPropagator().extract
 
 MAX_REQUESTS = 65_536
-"""Open requests remembered at once. The oldest is forgotten first, and starts a new trace if it comes back."""
+"""Maximum number of remembered open requests. The oldest is forgotten first; if it continues, it starts a new trace."""
 MAX_ENDED = 4096
-"""Ended requests remembered for events that come late."""
+"""Maximum number of ended requests remembered for late events."""
 
 
 NAMED_BY_ROUTER = ("transfer_id", "kv_request_id")
@@ -38,30 +38,30 @@ NAMED_BY_GIVER = "remote_request_id"
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
-    """A request's place in its trace, and how far it has been recorded.
+    """A request's trace context, and how much of the request has been recorded.
 
     Attributes:
-        request_id: the engine's id; empty in the context of events that concern no request.
-        name: what the request is called outside of the engine: its id, shortened if it is too long, or a hash of it.
+        request_id: the engine's id; empty in the context of events without a request.
+        name: the request's name outside of the engine: its id, shortened if it is too long, or a hash of it.
         root: 16 bytes of trace id and 8 of the root span's id.
-        caller: the id of the caller's span, or nothing.
-        sampled: False when OpenTelemetry's sampler left the request out.
+        caller: the id of the caller's span, or empty.
+        sampled: False if OpenTelemetry's sampler did not choose the request.
         recorded: whether its events are recorded.
-        has_caller: whether the root is part of a trace that only the request itself names: a caller's, or that of a hand-off.
+        has_caller: whether the root is part of a trace that only the request itself names: a caller's or a hand-off's.
         request: vLLM's request object on the scheduler's side, else None.
-        incarnation: how often the id had been used before.
+        incarnation: number of earlier requests with the same id.
         start_ns: when it was first seen, by the monotonic clock.
-        blocks: the blocks of its last allocation, as vLLM handed them over, while it is not preempted.
-        cached: tokens of its prompt that were not computed at its first admission, once that is known.
+        blocks: the blocks of its last allocation, in vLLM's form, while it is not preempted.
+        cached: number of its prompt's tokens that were not computed at its first admission, once known.
         source: the encoded source of its recorded start, None before; several connectors may report it.
-        hashed: how many of its block hashes have been recorded.
-        ended: once the request has ended, a weak reference to vLLM's object.
-        epoch: the preemption epoch, as of the last call.
+        hashed: number of its recorded block hashes.
+        ended: after the request has ended, a weak reference to vLLM's object.
+        epoch: the preemption epoch at the last call.
         detailed: whether the epoch `detailed_epoch` is recorded in detail; decided once in each epoch, since half a block
             table would be worse than none.
         table_ns: when its whole block table was last recorded, by the monotonic clock.
         sequence: counts the request's events.
-        identity: what the spans of this request share.
+        identity: the fields that all spans of this request share.
     """
 
     request_id: str
@@ -90,7 +90,7 @@ class RequestContext:
         self.identity = (self.root, self.caller, self.name, self.sampled)
 
     def redacted(self, error: str) -> str:
-        """The text of an error without the request's ids, where these are hashed."""
+        """The text of an error without the request's ids, if ids are hashed."""
         if self.name == self.request_id:
             return error
         error = error.replace(self.request_id, self.name)
@@ -98,18 +98,18 @@ class RequestContext:
 
     @property
     def events(self) -> int:
-        """How many events of the request there were."""
-        return int(repr(self.sequence)[len("count(") : -1])  # nothing else reads the number without taking it
+        """The number of the request's events so far."""
+        return int(repr(self.sequence)[len("count(") : -1])  # only this reads the number without incrementing it
 
 
 class Contexts:
     """The requests of one recorder, open and recently ended.
 
     Attributes:
-        open: the requests that have not ended, by id.
-        invites: whether vLLM's own spans are asked into the trace of a request that nobody called with one.
-        any_callers: whether any request has been in a trace that workers in other processes cannot derive.
-        delayed: those that have ended and still hold their blocks, by id.
+        open: the open requests, by id.
+        invites: whether vLLM's own spans are added to the trace of a request without a caller's trace.
+        any_callers: whether any request was in a trace that workers in other processes cannot derive.
+        delayed: ended requests that still hold their blocks, by id.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class Contexts:
     ) -> None:
         """
         Args:
-            name: gives a request its name by its id; None if the id is the name, shortened if it is too long.
-            launch: the engine's, the same in all of its processes.
-            sampled_only: requests that the sampler leaves out are not recorded.
+            name: maps a request id to its name; None if the name is the id, shortened if it is too long.
+            launch: the engine's launch, the same in all of its processes.
+            sampled_only: whether unsampled requests are not recorded.
         """
         self.open: dict[str, RequestContext] = {}
         self.invites = self.any_callers = False
@@ -136,7 +136,7 @@ class Contexts:
         self._sampled_only = sampled_only
 
     def of(self, request: Any) -> RequestContext:
-        """The context of one of vLLM's requests, on the scheduler's side, brought to its current epoch."""
+        """The context of one of vLLM's requests, on the scheduler's side, updated to its current epoch."""
         context = self.open.get(request.request_id)
         if context is None or context.request is not request:
             context = self._meet(request)
@@ -144,37 +144,37 @@ class Contexts:
         return context
 
     def of_id(self, request_id: str) -> RequestContext:
-        """The context of a request with only its id known, brought to its current epoch on the scheduler's side."""
+        """The context of a request by its id, updated to its current epoch on the scheduler's side."""
         context = self.named(request_id)
         if context.request is not None:
             context.epoch = context.request.num_preemptions
         return context
 
     def named(self, request_id: str) -> RequestContext:
-        """The context of a request with only its id known, at the epoch that it had."""
+        """The context of a request by its id, without an update of the epoch."""
         return self.open.get(request_id) or self._ended.get(ids.bounded(request_id)) or self._create(request_id, None)
 
     def name_of(self, request_id: str) -> str:
-        """What the request is called outside of the engine; the id may be the shortened one."""
+        """The request's name outside of the engine; the id may be a shortened one."""
         return self._name(request_id)
 
     def release(self, request_id: str) -> None:
-        """The blocks of a request that has ended are freed now."""
+        """Note that the blocks of an ended request are freed."""
         self.delayed.pop(ids.bounded(request_id), None)
 
     def adopt(self, request_id: str, root: bytes, sampled: bool) -> None:
-        """Accept a request's place in its caller's trace, as another process has decided it. A worker in the scheduler's own
-        process may say so of a request that has ended: late events continue its numbers."""
+        """Accept a request's context in its caller's trace, which another process has decided. A worker in the scheduler's
+        process may report it for an ended request: late events continue its numbers."""
         if request_id not in self.open and ids.bounded(request_id) not in self._ended:
             self._remember(RequestContext(request_id, self._name(request_id), root, sampled=sampled))
 
     def end(self, context: RequestContext, *, delayed: bool = False) -> None:
-        """Close a request; the freeing of its blocks may be `delayed`. Its context stays for a while: late events continue
-        its numbers, and so does a request that uses the id again, so that the tracer can distinguish the two."""
+        """Close a request; its blocks may be freed later (`delayed`). Its context is kept for a while: late events continue
+        its numbers, and so does a request that reuses the id, so that the tracer can distinguish the two."""
         if self.open.pop(context.request_id, None) is not None:
             context.ended = _weakly(context.request)
             context.request = None
-            context.request_id = ids.bounded(context.request_id)  # it may be a megabyte, and vLLM gives it back now
+            context.request_id = ids.bounded(context.request_id)  # it may take a megabyte, and vLLM frees it now
             self._ended[context.request_id] = context
             if delayed:
                 self.delayed[context.request_id] = context
@@ -182,24 +182,24 @@ class Contexts:
                     del self.delayed[next(iter(self.delayed))]
 
     def redacted(self, error: str) -> str:
-        """The text of an error without the ids of any request, where these are hashed."""
+        """The text of an error without the ids of any request, if ids are hashed."""
         for context in [*self.open.values(), *self._ended.values()]:
             error = context.redacted(error)
         return error
 
     def begun(self) -> list[RequestContext]:
-        """The open requests with a recorded start. Asked by another thread than the scheduler's."""
+        """The open requests with a recorded start. Not called on the scheduler's thread."""
         contexts = list(self.open.values())  # a copy in one go
         return [context for context in contexts if context.source is not None and context.recorded]
 
     def events(self) -> dict[str, int]:
-        """How many events there were of each recorded request that is open or still holds its blocks. Asked by another thread
-        than the scheduler's, which goes on."""
+        """The number of events of each recorded request that is open or still holds its blocks. Not called on the scheduler's
+        thread, which continues in the meantime."""
         contexts = {**self.delayed, **self.open}  # a copy in one go
         return {context.name: context.events for context in contexts.values() if context.recorded}
 
     def _meet(self, request: Any) -> RequestContext:
-        """The context of a request object that has none open: it is new, or a worker named it first, or it has ended and
+        """The context of a request object without an open context: it is new, or a worker named it first, or it has ended and
         another child of a MultiConnector still reports it."""
         named, ended = self.open.get(request.request_id), self._ended.get(ids.bounded(request.request_id))
         if named is not None and named.request is None:
@@ -218,7 +218,9 @@ class Contexts:
         name = self._name(request_id)
         root = root_ids(self._engine_id, name, incarnation, self._launch)
         if parent is not None and parent.span_id.to_bytes(8, "big") == root[16:]:
-            parent = None  # we have invited ourselves: the request was forgotten among too many, and comes back
+            parent = (
+                None  # the trace is kvtrail's own: the request was forgotten because there were too many, and continues
+            )
         shared = None
         if parent is not None:
             root = parent.trace_id.to_bytes(16, "big") + root[16:]
@@ -244,7 +246,7 @@ class Contexts:
 
     def _is_sampled(self, root: bytes, parent: SpanContext | None) -> bool:
         if parent is None and self._sampler is DEFAULT_ON:
-            return True  # asking it takes as long as everything else about a new request
+            return True  # this call takes as long as the rest of a new request's recording
         caller = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
         sampled = self._sampler.should_sample(caller, int.from_bytes(root[:16], "big"), Kind.REQUEST)
         return sampled.decision is Decision.RECORD_AND_SAMPLE
@@ -270,8 +272,8 @@ def _weakly(request: Any) -> Callable[[], Any]:
 def root_ids(engine_id: str, request_id: str, incarnation: int = 0, launch: str = "") -> bytes:
     """16 bytes of trace id and 8 of the root's span id, the same in every process of an engine.
 
-    `incarnation` distinguishes requests that use the same id, one after the other; workers only know the first. `launch` does
-    so where an engine with a fixed id is restarted.
+    `incarnation` distinguishes consecutive requests with the same id; workers only know the first. `launch` does so if an
+    engine with a fixed id is restarted.
     """
     again = f"\0{incarnation}" if incarnation else ""
     since = f"\0\0{launch}" if launch else ""
@@ -280,8 +282,8 @@ def root_ids(engine_id: str, request_id: str, incarnation: int = 0, launch: str 
 
 
 def handoff_of(request: Any, engine_id: str, name_of: Callable[[str], str]) -> str | None:
-    """What both engines call the hand-off of a request as it begins, the first of `kvtrail.handoff.keys` that both know then;
-    None if it is not handed over. The engine that prefills will be asked for the request by its own id of it."""
+    """The common name of a new request's hand-off on both engines: the first of `kvtrail.handoff.keys` that both know then;
+    None without a hand-off. The prefill engine is later asked for the request by its own id."""
     asked = getattr(request, "kv_transfer_params", None)
     if not isinstance(asked, Mapping) or not (asked.get("do_remote_decode") or asked.get("do_remote_prefill")):
         return None
@@ -295,16 +297,16 @@ def handoff_of(request: Any, engine_id: str, name_of: Callable[[str], str]) -> s
 
 
 def trace_of(handoff: str) -> bytes:
-    """The trace id that both engines give the requests of a hand-off, where no caller gives one."""
+    """The trace id that both engines use for the requests of a hand-off without a caller's trace."""
     return hashlib.blake2b(handoff.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def caller_of(trace_headers: Mapping[str, str] | None) -> SpanContext | None:
-    """The caller's span, from the trace headers that vLLM passes on; None if there is none, or no valid one."""
+    """The caller's span, from the trace headers that vLLM passes on; None without a valid one."""
     if not trace_headers:
         return None
     try:
         span = get_current_span(extract(trace_headers)).get_span_context()
-    except Exception:  # headers that are no headers
+    except Exception:  # invalid headers
         return None
     return span if span.is_valid else None

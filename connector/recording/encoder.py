@@ -1,8 +1,8 @@
 """Event tuples -> OTLP protobuf, by hand.
 
-A span here is a concatenation of byte strings: names, keys and ids are encoded once, frequent values are remembered. With
-messages of opentelemetry-proto instead, with every attribute that was seen before reused, a span takes 10.6 us, and
-2.5 us here: the recorder would need twice its 6.2 us of CPU in all (`benchmarks/recorder.py`).
+A span is a concatenation of byte strings: names, keys and ids are encoded once, frequent values are cached. A span takes 2.5
+us; with messages of opentelemetry-proto, with cached attributes, it takes 10.6 us: the recorder would need twice its total of
+6.2 us of CPU (`benchmarks/recorder.py`).
 
 Wire format: https://protobuf.dev/programming-guides/encoding/. Field numbers: opentelemetry/proto/trace/v1/trace.proto and
 opentelemetry/proto/common/v1/common.proto.
@@ -32,17 +32,17 @@ _ROOTS = tuple(kind.value for kind in semconv.ROOTS)
 _CUT_OFF, _REQUEST, _LOAD_ERROR = Kind.CUT_OFF.value, Kind.REQUEST.value, Kind.LOAD_ERROR.value
 _OUTPUT = place(Kind.REQUEST, "output")
 _FAILURES = {kind.value: (place(kind, name), value) for kind, (name, value) in semconv.FAILURES.items()}
-"""Where a kind's values say that what it is about has failed, and what they say then."""
+"""By kind, the value that reports a failure, and the failure's text."""
 _CHAT = "chatcmpl-"
-"""What the ids of vLLM's chat api begin with."""
+"""Prefix of the ids of vLLM's chat API."""
 MAX_BYTES = 1 << 19
-"""Of one request, if it has more than one event: kvtrail takes 1 MiB over gRPC, and a Collector 4 MiB."""
+"""Maximum size of a request with more than one event: kvtrail accepts 1 MiB over gRPC, and a Collector 4 MiB."""
 Part = list[tuple[bytes, int]]
-"""Spans of one request, each as a field of `ScopeSpans` with the number of sequence numbers that it stands for."""
+"""Spans of one request, each as a field of `ScopeSpans` with the number of sequence numbers that it represents."""
 _remembered = lru_cache(8192, typed=True)
 """True, 1 and 1.0 are the same key of a dictionary, but not the same bytes."""
 _MINUTES = 16
-"""Minutes with a remembered first event."""
+"""Maximum number of minutes with a remembered first event."""
 
 
 def varint(value: int) -> bytes:
@@ -101,8 +101,8 @@ def attribute(key: str, value: Value) -> bytes:
 
 
 def of_span(span_id: bytes) -> bytes:
-    """The id of a span as a field of `Span`. In an event's source it replaces the one that the encoder gives: of a field that
-    is there twice, protobuf takes the last."""
+    """The id of a span as a field of `Span`. In an event's source it overrides the encoder's id: protobuf uses the last of
+    duplicate fields."""
     return field(2, span_id)
 
 
@@ -112,8 +112,8 @@ def inside(parent_id: bytes) -> bytes:
 
 
 def _attribute(of: Attribute) -> Any:
-    """What encodes the values of one attribute as fields of `Span`, and raises TypeError for a value of another type. Arrays,
-    a block table or a prompt's hashes, are hardly ever seen twice: only other values are remembered."""
+    """A function that encodes the values of one attribute as fields of `Span`, and raises TypeError for a value of another
+    type. Arrays, such as block tables or hashes, hardly ever recur: only other values are cached."""
 
     def encode(value: Value) -> bytes:
         if type(value) is not of.type:
@@ -124,8 +124,8 @@ def _attribute(of: Attribute) -> Any:
 
 
 def numbered(key: str) -> Callable[[int], bytes]:
-    """What encodes an attribute with a number that is new each time, 0 or more: what precedes the number is remembered, by
-    the number's length."""
+    """A function that encodes an attribute with a nonnegative number that is new each time: the bytes before the number are
+    cached by the number's length."""
     before = {length: attribute(key, (1 << 7 * length) - 1)[:-length] for length in range(1, 10)}
 
     def encode(number: int) -> bytes:
@@ -152,9 +152,8 @@ def _exception(error: str, at_ns: int) -> bytes:
 
 
 def _shared_fields(of_root: bytes, identity: Identity) -> tuple[bytes, bytes, bytes, bytes]:
-    """What the spans of a request share, as fields of `Span`: the trace's id and flags; the root's id as a parent; what the
-    root itself has instead, and its names for others' tools; and the attributes that name the request and say whether it is
-    sampled."""
+    """The common fields of a request's spans: the trace's id and flags; the root's id as a parent; the root's own fields
+    instead, with its names for other tools; and the attributes that name the request and say whether it is sampled."""
     root, caller, request_id, sampled = identity
     trace, span_id, external = field(1, root[:16]), root[16:], semconv.external_id(request_id)
     trace += _FLAGS if sampled else b""
@@ -169,14 +168,14 @@ def _shared_fields(of_root: bytes, identity: Identity) -> tuple[bytes, bytes, by
 
 
 def in_minute(nobody: bytes, minute: int) -> bytes:
-    """16 bytes of trace id and 8 of the root's, of what a recorder says in a minute and concerns no request; `nobody` is the
-    root that its events name."""
+    """16 bytes of trace id and 8 of the root's id, for a recorder's events in a minute without a request; `nobody` is the
+    root that these events name."""
     return hashlib.blake2b(nobody + minute.to_bytes(8, "big"), digest_size=24).digest()
 
 
 @_remembered
 def _tag_and_length(length: int) -> bytes:
-    """What precedes a span of this length, as a field of `ScopeSpans`."""
+    """The bytes before a span of this length as a field of `ScopeSpans`."""
     return b"\x12" + varint(length)
 
 
@@ -204,9 +203,9 @@ class Encoder:
         self._engine = _named(semconv.ENGINE_SPAN)
         self._engine += attribute(semconv.ENGINE_ID.key, str(resource.get(semconv.ENGINE_ID.key, "")))
         self._minute: tuple[bytes, int, Identity] = (b"", -1, (b"", b"", "", True))
-        """Of the last event that concerns no request: the root that it names, its minute, and its identity in that."""
+        """For the last event without a request: the root that it names, its minute, and its identity in that minute."""
         self._firsts: dict[int, int] = {}
-        """By minute, the number of the first event that concerns no request."""
+        """By minute, the number of the first event without a request."""
         known = (key_value(k, v) for k, v in resource.items() if isinstance(v, bool | int | float | str))
         self._resource = field(1, b"".join(field(1, pair) for pair in known))
         self._scope = field(1, field(1, semconv.SCOPE.encode()) + field(2, __version__.encode()))
@@ -216,11 +215,11 @@ class Encoder:
         return map(self.request, self.parts(events, most))
 
     def parts(self, events: Sequence[EventTuple], most: int) -> Iterator[Part]:
-        """The spans of these events, cut after `most` events, counting the rows of a step, and before `MAX_BYTES`;
-        what is larger alone is alone. For no events, a part without spans.
+        """The spans of these events in parts of at most `most` events, counting the rows of a step, and `MAX_BYTES`; a larger
+        event is a part of its own. Without events, a part without spans.
 
         Raises:
-            Exception: an event holds what is not of its attribute's type; see `plain`.
+            Exception: a value does not have its attribute's type; see `plain`.
         """
         part: Part = []
         numbers = size = 0
@@ -246,8 +245,8 @@ class Encoder:
         return field(1, self._resource + field(2, self._scope + b"".join([span for span, _ in part])))
 
     def _of_engine(self, event: EventTuple) -> tuple[EventTuple, Part]:
-        """An event that concerns no request in the trace of its minute; and the root of that trace, if it is the first. A
-        batch that comes again is encoded as before."""
+        """An event without a request, in the trace of its minute, and the root of that trace, if it is the first. A batch
+        that is sent again is encoded in the same way."""
         nobody, sequence, minute = event[2][0], event[3], (self._base_ns + event[7]) // semconv.ENGINE_NS
         if self._minute[:2] != (nobody, minute):
             self._minute = (nobody, minute, (in_minute(nobody, minute), b"", "", True))

@@ -1,7 +1,7 @@
-"""OpenTelemetry's variables, checked: one that cannot be used is named in the log, and counts as unset.
+"""Validation of OpenTelemetry's variables: an invalid one is named in the log, and counts as unset.
 
-Whoever runs an engine must not lose it to a typing error in what observes it. The SDK's exporters raise for some of these
-values and misread others; they are given an environment without them.
+An engine must not stop because of a typing error in a variable for tracing. The SDK's exporters raise for some invalid
+values and misread others; they get an environment without them.
 """
 
 from __future__ import annotations
@@ -18,28 +18,27 @@ from urllib.parse import unquote, urlsplit
 logger = logging.getLogger("vllm.kvtrail")
 
 PROTOCOLS = {"grpc": 4317, "http/protobuf": 4318}
-"""The protocols that spans can be sent by, and OTLP's port of each."""
+"""The protocols for sending spans, and the default OTLP port of each."""
 _SAMPLERS = (
     "always_on", "always_off", "traceidratio", "parentbased_always_on", "parentbased_always_off", "parentbased_traceidratio",
 )  # fmt: skip
 _OTLP = re.compile(r"OTEL_EXPORTER_OTLP_(?:TRACES_)?(?=[A-Z])(?!METRICS_|LOGS_)")
 _HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+=[\x20-\x7e]*")
 _logged: set[str] = set()
-"""What has been logged in this process."""
+"""The messages logged in this process."""
 
 Check = tuple[str, Callable[[str], bool]]
-"""What a variable must be, and whether a value is; a value that makes it raise is not."""
+"""The description of valid values, and the check of a value; an exception means invalid."""
 
 
 def usable(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment without the variables of OpenTelemetry's that cannot be used. Each of those is named in the log, once
-    in a process."""
+    """The environment without invalid OpenTelemetry variables. Each of these is named in the log, once per process."""
     good = dict(environ)
     for name, value in environ.items():
         if not name.startswith("OTEL_"):
             continue
         if not value.strip():
-            del good[name]  # as the specification has it
+            del good[name]  # as in the specification
         elif name.endswith("_HEADERS") and _OTLP.match(name):
             _check_headers(name, good)
         elif (check := _CHECKS.get(_OTLP.sub("OTLP_", name))) is not None and not _fits(value.strip(), check[1]):
@@ -51,7 +50,7 @@ def usable(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def protocol(environ: Mapping[str, str]) -> str:
-    """How spans are sent: gRPC, as in vLLM and the SDK, if unset."""
+    """The protocol: gRPC if unset, as in vLLM and the SDK."""
     return _of_traces("PROTOCOL", environ) or "grpc"
 
 
@@ -62,19 +61,19 @@ def check_exporter(environ: Mapping[str, str]) -> None:
 
 
 def endpoint(environ: Mapping[str, str]) -> str:
-    """Where spans are sent."""
+    """The endpoint of spans."""
     return _of_traces("ENDPOINT", environ) or f"http://localhost:{PROTOCOLS[protocol(environ)]}"
 
 
 def number(name: str, default: int, environ: Mapping[str, str] | None = None) -> int:
-    """The number in a variable, of the environment as it is now if none is given."""
+    """The number in a variable, by default of the current environment."""
     text = (usable() if environ is None else environ).get(name)
     return default if text is None else int(text)
 
 
 @contextmanager
 def only(environ: Mapping[str, str]) -> Iterator[None]:
-    """The SDK reads the process's environment: inside, OpenTelemetry's variables are those of this one."""
+    """A context in which the process's environment, which the SDK reads, has these OpenTelemetry variables."""
     before = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
     for name in before:
         if name in environ:
@@ -118,7 +117,7 @@ def _has_exporter(protocol: str) -> bool:
 
 
 def _check_headers(name: str, good: dict[str, str]) -> None:
-    """Leave out the headers that cannot be sent. Their values are secrets: no log shows them."""
+    """Drop headers that cannot be sent. Their values are secrets and are not logged."""
     entries = [entry.strip() for entry in good[name].split(",") if entry.strip()]
     fit = [each for each in entries if _HEADER.fullmatch(each) and _is_printable(unquote(each))]
     if len(fit) < len(entries):
@@ -136,7 +135,7 @@ def _is_printable(text: str) -> bool:
 
 
 def _check_endpoint(good: dict[str, str]) -> None:
-    """gRPC takes many forms of addresses, HTTP only URLs."""
+    """gRPC accepts many forms of addresses, HTTP only URLs."""
     is_http = protocol(good) != "grpc"
     for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
         value = good.get(name)
@@ -158,7 +157,7 @@ def _is_url(value: str) -> bool:
 
 
 def _check_compression(good: dict[str, str]) -> None:
-    """What the specification allows, and the exporter for gRPC does not know."""
+    """Values that the specification allows, but the gRPC exporter does not support."""
     value = (_of_traces("COMPRESSION", good) or "none").strip().lower()
     if protocol(good) == "grpc" and value != "gzip":
         if value != "none":

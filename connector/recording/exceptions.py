@@ -1,4 +1,4 @@
-"""What an exception says, as it is recorded, and which exception an engine has died of."""
+"""The recorded text of an exception, and the exception that ended an engine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from traceback import walk_tb
 from kvtrail.tracer.events.messages import kept
 
 MOST_OF_A_DEATH = 200
-"""Characters of an exception that an end record has."""
+"""Maximum length of an exception in an end record, in characters."""
 _OURS = "kvtrail."
 _ENGINE = ("vllm.v1.engine.core", "vllm.v1.core.")
-"""The modules that an engine's own steps run through."""
+"""The modules of an engine's steps."""
 _PLACE = re.compile(r" \(at [^\s:]+:\d+ in [^\s)]+\)$")
 
 
@@ -26,8 +26,8 @@ def message(error: BaseException) -> str:
 
 
 def located(error: BaseException) -> str:
-    """The same, with where it was raised, kvtrail's own modules apart: `(at module:line in function)`. A module's name says
-    which file it is without the machine's folders."""
+    """The same, with the innermost location outside of kvtrail's modules: `(at module:line in function)`. A module's name
+    identifies the file without the machine's folders."""
     for frame, line in reversed([*walk_tb(error.__traceback__)]):
         module = str(frame.f_globals.get("__name__", ""))
         if not module.startswith(_OURS):
@@ -36,14 +36,14 @@ def located(error: BaseException) -> str:
 
 
 def without_place(text: str) -> str:
-    """What `located` gives, without where it was raised."""
+    """The result of `located` without the location."""
     return _PLACE.sub("", text)
 
 
 def cause_of_death(error: BaseException | None = None) -> str | None:
-    """The class and the text of the exception that an engine dies of: this one, or else the one that ends the process, if it
-    went through an engine's steps. An engine in the process of its caller is shut down after everything else. None where
-    there is none: a signal to end, Ctrl-C and `sys.exit` come as exceptions, too, and are no death."""
+    """The class and the text of the exception that ends an engine: this one, or else the one that ends the process, if it
+    passed through an engine's steps. An engine in its caller's process is shut down after everything else. None if there is
+    none: a termination signal, Ctrl-C and `sys.exit` are also exceptions, but not deaths."""
     if error is None:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error and error.__traceback__)]

@@ -1,8 +1,8 @@
 """The export process of a recorder: reads its batches from a pipe, encodes and sends them, and answers each.
 
-It is no child of the engine's: vLLM kills its children when it shuts down, and this process must survive the engine by the
-time that an end record takes. If the engine dies without one, this process sends in its place the roots of the requests that
-were open, and the end record (`post_mortem`).
+It is not a child of the engine: vLLM kills its children when it shuts down, and this process must outlive the engine to send
+the end record. If the engine dies without one, this process sends the roots of the open requests and the end record on its
+behalf (`post_mortem`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from kvtrail.connector.recording.send_failures import ALL
 from kvtrail.connector.recording.transport import REFUSALS
 
 GRACE_S = 5.0
-"""How long the last batches and the end record may take after the engine has ended."""
+"""Maximum time for sending the last batches and the end record after the engine has ended."""
 TORN = "torn"
-"""In place of a frame: the pipe ended in the middle of one."""
+"""Marker for a pipe that ended within a frame."""
 _AT_ONCE = 1 << 16
 """Bytes read from the pipe at once."""
 
@@ -47,10 +47,10 @@ def main(engine_pid: int) -> None:
     """Serve the pipe on standard input and output until it closes, or the engine ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # only the end of the engine ends it
-    os.nice(5)  # where cores are few, the engine goes first
+    os.nice(5)  # the engine has priority if cores are scarce
     logging.disable(logging.CRITICAL)  # the recorder warns once; the SDK would at every attempt
     pipe, answers = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing that is printed may be mistaken for an answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # printed text must not be mistaken for an answer
     frames = _frames_until_the_end(pipe, engine_pid)
     hello = next(frames, None)
     if hello is None:
@@ -84,13 +84,13 @@ def main(engine_pid: int) -> None:
 
 
 def _answer(answers: int, answer: bytes) -> None:
-    with suppress(OSError):  # an engine that has died hears nothing; what is in the pipe is sent all the same
+    with suppress(OSError):  # a dead engine reads no answers; data in the pipe is still sent
         os.write(answers, answer)
 
 
 def _frames_until_the_end(pipe: int, engine_pid: int) -> Iterator[Any]:
-    """What comes through the pipe. A thread reads it, so that the end is seen even while a batch is being sent to a tracer
-    that does not answer; `GRACE_S` later the kernel ends this process, whatever it is doing then."""
+    """The frames from the pipe. A thread reads it, so that the end is noticed even while a batch is being sent to a tracer
+    that does not answer; `GRACE_S` later the kernel ends this process in any case."""
     frames: SimpleQueue[Any] = SimpleQueue()
 
     def read() -> None:
@@ -106,7 +106,7 @@ def _frames_until_the_end(pipe: int, engine_pid: int) -> Iterator[Any]:
 
 
 def _frames(chunks: Iterator[bytes]) -> Iterator[Any]:
-    """The whole frames in a stream of bytes, and whether its end is torn."""
+    """The complete frames in a stream of bytes, and whether the last one is incomplete."""
     held = bytearray()
     for chunk in chunks:
         held += chunk
@@ -121,11 +121,13 @@ def _frames(chunks: Iterator[bytes]) -> Iterator[Any]:
 
 
 def _chunks(pipe: int, engine_pid: int) -> Iterator[bytes]:
-    """What is read from the pipe, until it ends; or until the engine has ended and the pipe is empty: a process that the
-    engine has forked may hold the pipe open."""
+    """The bytes from the pipe, until it ends; or until the engine has ended and the pipe is empty: a process forked by the
+    engine may keep the pipe open."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
-    with suppress(AttributeError, OSError):  # another system, or it has ended already, and then so does the pipe
+    with suppress(
+        AttributeError, OSError
+    ):  # another operating system, or it has already ended, and then the pipe ends, too
         poll.register(os.pidfd_open(engine_pid), select.POLLIN)
     while True:
         ready = [fd for fd, _ in poll.poll()]

@@ -1,7 +1,7 @@
-"""Exporters: what a recorder's thread gives its batches to.
+"""Exporters, which receive the batches of a recorder's thread.
 
-Encoding and sending cost ten times what recording does, and gRPC brings threads of its own. So the thread only passes
-batches to the export process through a pipe (`ExportProcess`), and waits for the answer. Where no process can be started,
+Encoding and sending cost ten times as much as recording, and gRPC starts its own threads. So the thread only passes
+batches to the export process through a pipe (`ExportProcess`), and waits for the answer. If no process can be started,
 it encodes and sends them itself (`InProcessExporter`).
 """
 
@@ -31,9 +31,9 @@ from kvtrail.tracer.events.losses import Lost
 logger = logging.getLogger("vllm.kvtrail")
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 300.0
-"""How long to wait before an export process that has died is replaced: twice as long each time."""
+"""Wait before a dead export process is replaced, doubled each time."""
 STEADY_S = 60.0
-"""An export process that lived so long did not die of how it was started."""
+"""Lifetime after which the death of an export process is not attributed to its start."""
 _LAUNCHER = """
 import os, sys
 if os.fork():
@@ -44,23 +44,23 @@ main(int(sys.argv[2]))
 """
 
 LENGTH = struct.Struct("<I")
-"""Before every frame of the pipe: its length in bytes."""
+"""The header of every frame in the pipe: its length in bytes."""
 SENT, SENT_TO_KVTRAIL, NOT_SENT, UNREADABLE = b"+", b"k", b"-", b"!"
 """The export process's answers to a batch."""
 ANSWER = struct.Struct("<cBI" + "I" * len(REFUSALS))
-"""An answer; why the receiver did not take something last, a number of `send_failures.ALL`; how many sequence numbers of the
-batch are left; and how many were refused meanwhile, by `REFUSALS`."""
+"""An answer; the reason of the last failure, an index into `send_failures.ALL`; the number of the batch's unsent sequence
+numbers; and the number of refused ones, by `REFUSALS`."""
 
 
 class Exporter:
     """Exports a recorder's batches, one at a time, on the recorder's thread.
 
     Attributes:
-        endpoint: where they go.
-        is_kvtrail: whether the receiver that acknowledged the last batch says that it is kvtrail's; None before the first.
-        refused: how many sequence numbers the receiver would not take even one by one, by why.
-        left: how many of the last batch it has neither acknowledged nor refused; None where that is not known.
-        failure: why it did not take the last batch that it did not.
+        endpoint: their destination.
+        is_kvtrail: whether the receiver of the last acknowledged batch identifies itself as kvtrail; None before the first.
+        refused: number of sequence numbers that the receiver refused even individually, by reason.
+        left: number of the last batch's events that it has neither acknowledged nor refused; None if unknown.
+        failure: why the last failed batch was not accepted.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -71,12 +71,12 @@ class Exporter:
         self.failure = SendFailure.UNKNOWN
 
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
-        """Called once, first: the attributes of the recorder's resource, where the ids of its spans begin, and the Unix time
-        at which the monotonic clock, by which events are timed, was 0."""
+        """Called once, first: the attributes of the recorder's resource, the base of its span ids, and the Unix time at which
+        the monotonic clock of the events was 0."""
 
     def send(self, events: Sequence[EventTuple]) -> bool:
-        """True once the receiver has acknowledged or refused each of them. Blocks for the exporter's timeout at most. A batch
-        that was not sent comes again, unchanged. An empty one is sent, too: its acknowledgement says who receives.
+        """Returns True if the receiver has acknowledged or refused all events. Blocks at most for the exporter's timeout. The
+        caller repeats a failed batch unchanged. An empty batch is also sent: its acknowledgement identifies the receiver.
 
         Raises:
             Exception: the events cannot be encoded as they are, and none of them has been sent; see `values`.
@@ -84,7 +84,7 @@ class Exporter:
         return True
 
     def close(self) -> None:
-        """Give up what is being sent."""
+        """Abort the current send."""
 
 
 class InProcessExporter(Exporter):
@@ -96,14 +96,14 @@ class InProcessExporter(Exporter):
         self._batch_size = transport.batch_size()
         self._batch = -1
         self._pending: deque[Part] = deque()
-        """What remains of the batch."""
+        """The rest of the batch."""
 
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
         self._encoder = Encoder(resource, span_id_base, base_ns)
 
     def send(self, events: Sequence[EventTuple]) -> bool:
-        """Of a batch that comes again, only what was not acknowledged is sent. What is refused is sent in halves, down to the
-        single span: nothing can keep back what comes after it."""
+        """Only the unacknowledged part of a repeated batch is sent. A refused request is sent in halves, down to the single
+        span, so that it cannot block later events."""
         batch = sequence_of(events[0]) if events else -1
         if batch != self._batch or not events:
             self._batch, self._pending = -1, deque()
@@ -130,7 +130,7 @@ class InProcessExporter(Exporter):
         return not self._pending
 
     def _takes_anything(self) -> bool:
-        """Whether the receiver takes a request without spans: if not, then it is not the request that it refuses."""
+        """Whether the receiver accepts a request without spans: if not, the refusal is not about the request's content."""
         try:
             return self._transport.send(self._encoder.request([]))
         except Refused:
@@ -144,11 +144,11 @@ class ExportProcess(Exporter):
     """A process that encodes and sends; see `export_process`. It is replaced if it dies, and ends soon after the engine.
 
     Attributes:
-        pid: of the process; None while none has answered yet.
+        pid: the id of the process; None until it has answered.
     """
 
     def __init__(self) -> None:
-        self._environ = environment.usable()  # so that what is wrong is said here, and not in the process
+        self._environ = environment.usable()  # so that errors are reported here, not in the process
         super().__init__(environment.endpoint(self._environ))
         self.pid: int | None = None
         self._hello = b""
@@ -161,7 +161,7 @@ class ExportProcess(Exporter):
         self._hello = marshal.dumps((known, span_id_base, base_ns))
         try:
             self._write(self._hello)
-        except OSError:  # it has died already
+        except OSError:  # it has already died
             self._lose()
 
     def send(self, events: Sequence[EventTuple]) -> bool:
@@ -174,9 +174,9 @@ class ExportProcess(Exporter):
         return True
 
     def close(self) -> None:
-        """Let the process end, by itself: it sees the end of the pipe."""
+        """Let the process end: it detects the end of the pipe."""
         self._closed = True
-        with suppress(OSError):  # it may be gone already
+        with suppress(OSError):  # it may have ended
             self._frames.close()
 
     def _ask(self, frame: bytes) -> bytes:
@@ -189,13 +189,13 @@ class ExportProcess(Exporter):
                 (self.pid,) = LENGTH.unpack(answer)
             if answer := self._read_answer():
                 return answer
-        except (OSError, ValueError):  # it has died, or was closed meanwhile
+        except (OSError, ValueError):  # it has died, or was closed in the meantime
             pass
         self._lose()
         return NOT_SENT
 
     def _read_answer(self) -> bytes:
-        """The answer to a frame, once what was refused is counted; none if the process has died."""
+        """The answer to a frame, after refused events are counted; None if the process has died."""
         read = b""
         while len(read) < ANSWER.size and (more := self._answers.read(ANSWER.size - len(read))):
             read += more
@@ -226,7 +226,7 @@ class ExportProcess(Exporter):
         launcher.wait()
 
     def _start_again(self) -> bool:
-        """Start the process that has died again, unless it has died too often for that; returns whether there is one."""
+        """Restart the dead process, unless it has died too often; returns whether there is a process."""
         if monotonic() < self._again_s:
             return False
         try:
@@ -239,7 +239,7 @@ class ExportProcess(Exporter):
         return True
 
     def _lose(self) -> None:
-        """The process has died: wait before the next, the longer the sooner it has died."""
+        """Handle the death of the process: the wait before the next one is longer if it died early."""
         if self._closed:
             return
         for pipe in (self._frames, self._answers):

@@ -1,13 +1,13 @@
-"""Idle requests, named in heartbeats: so that no lost event makes unknown for ever what they wait for."""
+"""Names idle requests in heartbeats, so that a lost event does not make their state unknown forever."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 MAX_NAMED = 64
-"""Requests named in one heartbeat; those that are left out come first in the next."""
+"""Maximum number of requests named in one heartbeat; the omitted ones come first in the next."""
 Idle = tuple[tuple[str, ...], tuple[int, ...]]
-"""Ids of requests, and how many events each has had."""
+"""Ids of requests, with their number of events."""
 
 
 class IdleRequests:
@@ -16,10 +16,10 @@ class IdleRequests:
     def __init__(self) -> None:
         self._before: Mapping[str, int] = {}
         self._named: dict[str, None] = {}
-        """Named since the round began."""
+        """Requests named since the round began."""
 
     def select(self, events: Mapping[str, int]) -> Idle | None:
-        """The requests that the next heartbeat names, by the events that each has had."""
+        """The requests that the next heartbeat names, from the number of events of each."""
         before, self._before = self._before, events
         idle = [name for name, count in events.items() if before.get(name) == count]
         due = [name for name in idle if name not in self._named]

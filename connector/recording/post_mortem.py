@@ -1,4 +1,4 @@
-"""What is sent in place of an engine that has died: the roots of its open requests, and its end record."""
+"""Spans that are sent on behalf of a dead engine: the roots of its open requests, and its end record."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from kvtrail.tracer.events.semconv import (
 
 _HEARTBEAT, _CUT_OFF = Kind.HEARTBEAT.value, Kind.CUT_OFF.value
 _BEGINNINGS = (Kind.REQUEST_START, Kind.SCHEDULE, Kind.PREEMPT)
-"""An export process that was started in the place of another has not seen how the open requests began. Only the scheduler's
-side says these of them."""
+"""Values that a replacement export process has not seen, since the open requests began before it. Only the scheduler's side
+has them."""
 _TOTAL = place(Kind.REQUEST_START, "total")
 _CLOSED, _ENDED_BY = (place(Kind.HEARTBEAT, each) for each in ("recorder_closed", "recorder_ended_by"))
 _REQUESTS, _NUMBERS, _EPOCHS = map(ROWS.index, (ROW_REQUESTS, ROW_NUMBERS, ROW_EPOCHS))
@@ -34,7 +34,7 @@ _REQUESTS, _NUMBERS, _EPOCHS = map(ROWS.index, (ROW_REQUESTS, ROW_NUMBERS, ROW_E
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A request that has begun: what its root takes from its first event, and how far it has come."""
+    """An open request: the values of its root from its first event, and its progress."""
 
     source: bytes
     identity: Identity
@@ -42,11 +42,11 @@ class _OpenRequest:
     prompt: int | None
     epoch: int = 0
     next: int = 0
-    """The number after those of its events so far."""
+    """The next number of its events."""
 
 
 class PostMortem:
-    """Follows the events of one recorder, to complete them once it has died."""
+    """Tracks the events of one recorder, to complete them after its death."""
 
     def __init__(self, resource: Mapping[str, Any]) -> None:
         engine, recorder = (str(resource.get(each.key, "")) for each in (semconv.ENGINE_ID, semconv.RECORDER_ID))
@@ -57,7 +57,7 @@ class PostMortem:
         self._heartbeat: EventTuple | None = None
 
     def follow(self, events: Iterable[EventTuple]) -> None:
-        """A batch has come; it may come again."""
+        """Enter a batch; it may be repeated."""
         for event in events:
             kind, source, identity, _, number, epoch, start_ns, *_, values = self._last = event
             request = identity[2]
@@ -97,7 +97,7 @@ class PostMortem:
             yield (_CUT_OFF, each.source, each.identity, *numbers, each.start_ns, at_ns, None, (CUT_OFF, each.prompt))
 
     def _end_record(self, sequence: int, at_ns: int) -> EventTuple:
-        """The last heartbeat once more, if there was one, as an end record."""
+        """The last heartbeat, if there was one, repeated as an end record."""
         number: int = 0
         values: list[Any] = [sequence, 0, *(None,) * (len(FIELDS[Kind.HEARTBEAT]) - 2)]
         if self._heartbeat is not None:

@@ -1,7 +1,7 @@
 """The hot path: an event is one tuple appended to a bounded ring; a thread passes batches of them to the exporter.
 
 Nothing here ever blocks or breaks the caller. When the tracer is slow, hung or absent, the ring fills, the oldest events are
-dropped and counted, and their sequence numbers are missing in the trace, so the tracer knows that it does not know.
+dropped and counted, and their sequence numbers are missing in the trace, so that the tracer notices the loss.
 
 One recorder serves a process: the scheduler's and the worker's connector of a single-process engine share it.
 """
@@ -48,10 +48,10 @@ from kvtrail.tracer.events.semconv import STEP_SPAN, Kind
 logger = logging.getLogger("vllm.kvtrail")  # below vLLM's logger, so that its handlers print it
 
 BATCH = 2048
-"""Events exported at once, about half a millisecond of work. During each batch the caller waits for the interpreter and
-loses its caches, so a few large batches cost it less than many small ones."""
+"""Maximum number of events per batch, about half a millisecond of work. During each batch the caller waits for the
+interpreter and loses its CPU caches, so a few large batches cost it less than many small ones."""
 MAX_ROWS = 2048
-"""Of an event: a row takes 200 bytes where ids are as long as they may be, and the blocks that the step adds to it."""
+"""Maximum number of rows of an event: a row takes 200 bytes with ids of maximum length, plus its new blocks."""
 _EPOCH, _SAMPLED, _NAME, _SEQUENCE = map(attrgetter, ("epoch", "sampled", "name", "sequence"))
 _NAMES: dict[str, str] = {kind: kind.value for kind in Kind}
 """Reading an enum's value takes five times as long."""
@@ -63,18 +63,18 @@ class Recorder:
     """Records events and exports them. Create it with `of_process`.
 
     Attributes:
-        contexts: all the requests that it knows.
-        level: how much is recorded.
-        steps: scheduling steps so far; None on a worker.
+        contexts: the contexts of all known requests.
+        level: the recording level.
+        steps: number of scheduling steps so far; None on a worker.
         probes_off: the connectors with a probe that is switched off, in order.
-        spare: a `tracing.spare.SpareCapacity`: how long the scheduler has had spare capacity; None where it is not seen.
-        holders: asked on the recorder's own thread how many bytes each connector holds; None where it does not know.
+        spare: a `tracing.spare.SpareCapacity`: the scheduler's time with spare capacity; None if it is not observed.
+        holders: functions, called on the recorder's thread, for the bytes that each connector holds; None if unknown.
     """
 
     def __init__(
         self, engine_id: str, resource: dict[str, Any], out: exporter.Exporter, *, queue_bytes: int = QUEUE_MIB << 20
     ) -> None:
-        """`queue_bytes` is what the events that wait may take, about."""
+        """`queue_bytes` is the approximate maximum size of waiting events."""
         self.id = secrets.token_hex(8)
         self.engine_id = engine_id
         self.level = LevelSwitch()
@@ -101,7 +101,8 @@ class Recorder:
         self._no_request = RequestContext("", "", root_ids(engine_id, self.id))
         self._exporter = out
         self._base_ns = time.time_ns() - time.monotonic_ns()
-        """What makes Unix time of the monotonic clock. It stays as it is: where the wall clock jumps, events do not."""
+        """The offset from the monotonic clock to Unix time. It is constant: a jump of the wall clock does not affect
+        events."""
         out.open(attributes, secrets.randbits(63), self._base_ns)
         self._lost: Counter[str] = Counter()
         self._sent = self._dropped_logged = 0
@@ -115,7 +116,7 @@ class Recorder:
         self._flush_done = self._flush_asked = 0
         self._closing = False
         self._logged_s: dict[object, float] = {}
-        """When each kind of trouble was last logged."""
+        """When each kind of problem was last logged."""
         self._heartbeat_s = float("-inf")
         self._connectors = 0
         self._leaving = False
@@ -128,7 +129,7 @@ class Recorder:
 
     @property
     def endpoint(self) -> str:
-        """Where the events go."""
+        """The destination of the events."""
         return self._exporter.endpoint
 
     def record(
@@ -154,7 +155,7 @@ class Recorder:
             size += len(error)
         if size > MAX_TEXT:
             values, is_left_out = bounded(kind, values)
-            if is_left_out:  # counted, and unknown
+            if is_left_out:  # counted, and the event is missing
                 self.leave_out(kind, None)
             size = bytes_of(kind, values) + LARGE
         sequence, number = next(self._numbers), next(context.sequence)
@@ -183,9 +184,9 @@ class Recorder:
 
         Args:
             computed, scheduled, drafted: tokens, by row.
-            blocks: that the step adds, by row and KV cache group.
+            blocks: the blocks that the step adds, by row and KV cache group.
             step: the number of the step.
-            tokens: of the step in all.
+            tokens: total number of tokens in the step.
         """
         if len(contexts) > MAX_ROWS:
             for first in range(0, len(contexts), MAX_ROWS):
@@ -194,7 +195,7 @@ class Recorder:
                 self.record_step(source, contexts[rows], at_ns, *columns, step, tokens)
             return
         added = tuple(chain.from_iterable(blocks))
-        taken = tuple(islice(self._numbers, len(contexts)))  # in one go: no other thread gets a number in between
+        taken = tuple(islice(self._numbers, len(contexts)))  # atomically: no other thread gets a number in between
         values = (
             tuple(map(_NAME, contexts)),
             tuple(map(next, map(_SEQUENCE, contexts))),
@@ -218,9 +219,9 @@ class Recorder:
             self._wake.set()
 
     def leave_out(self, kind: str, concerned: Iterable[RequestContext] | None) -> None:
-        """Something of this kind could not be recorded: count it. Where an event is missing for it, skip a number in the
-        recorder's events and in those of the requests concerned, so that the tracer knows that it does not know;
-        `concerned` is None where no event is missing."""
+        """Count data of this kind that could not be recorded. If an event is missing because of it, skip a number in the
+        recorder's events and in those of the requests concerned, so that the tracer notices the loss; `concerned` is None if
+        no event is missing."""
         with self._counting:
             self._not_recorded[kind] += 1
         if concerned is not None:
@@ -230,19 +231,19 @@ class Recorder:
 
     @property
     def dropped(self) -> int:
-        """Events lost so far: pushed out of a full ring, given up after a failed export, or refused."""
+        """Number of events lost so far: dropped from a full ring, given up after a failed export, or refused."""
         return sum(self._lost.values()) + self._ring.dropped + sum(self._exporter.refused.values())
 
     @property
     def dropped_by(self) -> dict[str, int]:
-        """The same by their reason, of `Lost`."""
+        """The same by reason (`Lost`)."""
         pushed_out, by_bytes = self._ring.dropped, self._ring.crowded_out
         lost: Counter[str] = self._lost + Counter(self._exporter.refused)
         lost[Lost.QUEUE_EVENTS], lost[Lost.QUEUE_BYTES] = max(0, pushed_out - by_bytes), min(pushed_out, by_bytes)
         return {str(why): count for why, count in lost.items() if count}
 
     def flush(self, timeout_s: float = 5.0) -> bool:
-        """Wait until everything recorded so far has been sent; False when the time was not enough."""
+        """Wait until everything recorded so far has been sent; False after a timeout."""
         with self._flushed:
             self._flush_asked += 1
             number = self._flush_asked
@@ -250,7 +251,7 @@ class Recorder:
             return self._flushed.wait_for(lambda: self._flush_done >= number, timeout_s)
 
     def join(self) -> None:
-        """Count one more connector that is recorded."""
+        """Count an additional recorded connector."""
         with self._counting:
             self._connectors += 1
             self._leaving, self._ended_by = False, None
@@ -265,19 +266,19 @@ class Recorder:
         self.flush(timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what is left, for `timeout_s` at most, and stop. A second call does nothing."""
+        """Send remaining events for at most `timeout_s`, and stop. A second call does nothing."""
         if self._closing:
             return
         self._die_of(cause_of_death())
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
-        self._exporter.close()  # what hangs in it is given up
+        self._exporter.close()  # hanging events are given up
         self._thread.join(timeout_s / 4)
         atexit.unregister(self.close)
 
     def _die_of(self, error: str | None) -> None:
-        """Note what the end record says of an exception; the first one counts."""
+        """Store the exception for the end record; the first one counts."""
         if error is not None and self._ended_by is None:
             self._ended_by = self.contexts.redacted(error)[:MOST_OF_A_DEATH]
 
@@ -291,14 +292,14 @@ class Recorder:
             closing = self._closing
             try:
                 batch = self._send_all(batch, closing)
-            except Exception:  # whatever it was, it must not be the end of the recording
+            except Exception:  # no error may end the recording
                 logger.exception("kvtrail: up to %d events may be lost", _numbers(batch))
                 batch = []
             if closing:
                 return
 
     def _send_all(self, batch: list[EventTuple], closing: bool) -> list[EventTuple]:
-        """Send this batch, then what waits in the ring, then a heartbeat if one is due. Returns what could not be sent."""
+        """Send this batch, then the waiting events of the ring, then a heartbeat if one is due. Returns unsent events."""
         asked = self._flush_asked  # read first: events recorded before are in the ring
         sent, least = True, 1
         while sent and (batch or (batch := self._ring.take(BATCH, least=least)) or (batch := self._heartbeat(closing))):
@@ -315,7 +316,7 @@ class Recorder:
             self._give_up(batch)
             self._lost[Lost.UNSENT] += _numbers(rest)
         elif self._ring.is_full:
-            self._give_up(batch)  # perhaps the tracer refuses just these: try others
+            self._give_up(batch)  # the tracer may refuse only these: try others
             batch = []
         return batch
 
@@ -331,7 +332,7 @@ class Recorder:
             logger.exception("kvtrail: %d events could not be encoded and are lost", _numbers(events))
             self._lost[Lost.UNREADABLE] += _numbers(events)
             return True
-        # Of a batch that is not done, the refused ones count now, and the others once it is.
+        # Refused events of an unfinished batch count now, the others when it is finished.
         self._sent += (_numbers(events) if sent else 0) - (self._refused() - refused)
         if sent:
             self._log_dropped()
@@ -350,7 +351,7 @@ class Recorder:
         return sum(self._exporter.refused.values())
 
     def _may_log(self, what: object, every_s: float = WARN_EVERY_S) -> bool:
-        """Whether this was not logged for so long; it will be now, then."""
+        """Whether this kind is due for logging, which is then recorded as logged."""
         now_s = time.monotonic()
         is_due = what not in self._logged_s or now_s - self._logged_s[what] > every_s
         if is_due:
@@ -358,7 +359,7 @@ class Recorder:
         return is_due
 
     def _log_dropped(self) -> None:
-        """Events are sent again: the log says which were not."""
+        """Log, when events are sent again, how many were dropped."""
         dropped = self.dropped
         if dropped != self._dropped_logged and self._may_log("dropped"):
             self._dropped_logged = dropped
@@ -366,13 +367,13 @@ class Recorder:
             logger.warning("kvtrail: %d events were dropped so far (%s); later ones arrive.", dropped, reasons)
 
     def _give_up(self, batch: list[EventTuple]) -> None:
-        """This batch could not be sent; a part of it may have been."""
+        """Handle a failed batch; a part of it may have been sent."""
         left = _numbers(batch) if self._exporter.left is None else self._exporter.left
         self._lost[Lost.UNSENT] += left
         self._sent += _numbers(batch) - left
 
     def _convert(self, events: list[EventTuple]) -> None:
-        """Convert what is odd in these events, and leave out those that cannot be recorded."""
+        """Convert unexpected values in these events, and drop events that cannot be recorded."""
         readable = []
         for event in events:
             if (converted := with_declared_types(event)) is not None:
@@ -382,8 +383,8 @@ class Recorder:
         events[:] = readable
 
     def _heartbeat(self, closing: bool) -> list[EventTuple]:
-        """A heartbeat, if one is due and anybody has a use for it. The last one is the end record, after the roots of the
-        requests that are open; then there is none until something is recorded."""
+        """Record a heartbeat, if one is due and the receiver uses it. The last one is the end record, after the roots of the
+        open requests; then there is none until another event is recorded."""
         now_s, closing = time.monotonic(), closing or self._leaving
         if self._end_record_at is not None:
             if self._end_record_at == self._ring.next:
@@ -403,7 +404,7 @@ class Recorder:
         with self._counting:
             not_recorded = tuple(f"{kind}:{count}" for kind, count in self._not_recorded.items())
         losses = (self.steps, not_recorded or None, tuple(self.probes_off) or None)
-        recorded = self._sent + dropped  # before the requests' own numbers are read, which go on meanwhile
+        recorded = self._sent + dropped  # before the requests' own numbers are read, which increase in the meantime
         idle = None if self.steps is None else self._idle.select(self.contexts.events())
         ended_by = self._ended_by if closing else None
         spare = self.spare
@@ -419,13 +420,13 @@ class Recorder:
         return events
 
     def _held_bytes(self) -> int | None:
-        """What the connectors of this process hold, those that know it; None if none does."""
+        """Bytes held by the connectors of this process that report them; None if none does."""
         known = [held for ask in tuple(self.holders) if (held := ask()) is not None]
         return sum(known) if known else None
 
     def _has_listener(self) -> bool:
-        """Whether the receiver has a use for heartbeats. Who receives is known once a batch was acknowledged, an empty one if
-        there is nothing else to send."""
+        """Whether the receiver uses heartbeats. The receiver is known after the acknowledgement of a batch, which is empty if
+        there is nothing to send."""
         if self._heartbeats is not Heartbeats.AUTO:
             return self._heartbeats is Heartbeats.SPANS
         if self._exporter.is_kvtrail is None:
@@ -439,7 +440,7 @@ class Recorder:
         return bool(self._exporter.is_kvtrail)
 
     def _cut_off(self) -> bool:
-        """Record the roots of the requests that are open, since nobody will end them; returns whether there were any."""
+        """Record the roots of the open requests, which will not end otherwise; returns whether there were any."""
         begun = self.contexts.begun()
         for each in begun:
             values = (semconv.CUT_OFF, getattr(each.request, "num_prompt_tokens", None))
@@ -449,13 +450,13 @@ class Recorder:
 
 
 def _numbers(events: Sequence[EventTuple]) -> int:
-    """How many sequence numbers the events have."""
+    """The number of sequence numbers of the events."""
     return sum(map(numbers_of, events))
 
 
 def _resource(attributes: dict[str, Any]) -> Resource:
-    """What the SDK detects, `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` included, and these attributes. The service is
-    vLLM, and the host this machine, where none is named."""
+    """The resource that the SDK detects, including `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, with these attributes.
+    By default, the service is vLLM, and the host is this machine."""
     machine = Resource({"service.name": "vllm", "host.name": socket.gethostname()})
     try:
         resource = Resource.create(attributes)
@@ -474,17 +475,17 @@ def _sampler() -> Sampler:
 
 
 _NO_LIMITS = SpanLimits(*[SpanLimits.UNSET] * 8)
-"""Nothing here makes SDK spans: what the environment says of their limits does not matter, however wrong it is."""
+"""kvtrail creates no SDK spans, so invalid span limits in the environment do not matter."""
 _recorders: dict[tuple[int, str], Recorder | None] = {}
-"""By process and engine: a forked process makes its own."""
+"""By process and engine: a forked process creates its own recorder."""
 _lock = threading.Lock()
 _make_exporter: Callable[[], exporter.Exporter] | None = None
-"""Set by `exporting_to`; None is what the environment says."""
+"""Set by `exporting_to`; None means the exporter of the environment."""
 
 
 def of_process(engine_id: str, resource: dict[str, Any], *, queue_mib: int = QUEUE_MIB) -> Recorder | None:
-    """The recorder of this engine in this process, made at the first call; None when `OTEL_SDK_DISABLED` is true, or when
-    none can be made."""
+    """The recorder of this engine in this process, created at the first call; None if `OTEL_SDK_DISABLED` is true, or if none
+    can be created."""
     key = (os.getpid(), engine_id)
     with _lock:
         if key not in _recorders:
@@ -509,8 +510,8 @@ def _make(engine_id: str, resource: dict[str, Any], queue_bytes: int) -> Recorde
 
 @contextmanager
 def exporting_to(make_exporter: Callable[[], exporter.Exporter]) -> Iterator[None]:
-    """Recorders made inside get exporters from this function, whatever the environment says, and are closed at the end. For
-    runs with the program itself as the tracer; not for two at a time."""
+    """A context in which new recorders get exporters from this function instead of the environment, and are closed at the
+    end. For programs that are their own tracer; not reentrant."""
     global _make_exporter, _recorders
     before = _make_exporter, _recorders
     _make_exporter, _recorders = make_exporter, {}
@@ -523,7 +524,7 @@ def exporting_to(make_exporter: Callable[[], exporter.Exporter]) -> Iterator[Non
 
 
 def forget(engine_id: str) -> None:
-    """Close an engine's recorder. Another engine with its id gets one of its own, as it would in a process of its own."""
+    """Close an engine's recorder. A later engine with the same id gets a new one, as in a separate process."""
     if (gone := _recorders.pop((os.getpid(), engine_id), None)) is not None:
         gone.close()
 

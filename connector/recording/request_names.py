@@ -1,7 +1,7 @@
-"""What requests are called outside of the engine: by their ids or, with `KVTRAIL_HASH_IDS`, by a keyed hash of them.
+"""Names of requests outside of the engine: their ids or, with `KVTRAIL_HASH_IDS`, keyed hashes of the ids.
 
-A caller's ids may say who he is. The same key gives the same names in all processes and engines, so that a request can be
-found by the hash of its id; without the key nobody can try ids.
+A caller's ids may reveal its identity. The same key gives the same names in all processes and engines, so that a request can
+be found by the hash of its id; without the key, ids cannot be guessed and verified.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from kvtrail.tracer.events.semconv import external_id
 VARIABLE = "KVTRAIL_HASH_IDS"
 """The key: any text."""
 _BYTES = 12
-"""Of a hash."""
+"""Length of a hash."""
 _SUFFIX = 8
-"""Digits by which vLLM distinguishes requests with the same external id."""
+"""Number of digits with which vLLM distinguishes requests with the same external id."""
 
 
 def naming(environ: Mapping[str, str] = os.environ) -> Callable[[str], str] | None:
-    """What gives a request its name by its id; None if the id is the name."""
+    """A function that maps a request id to its name; None if the id is the name."""
     secret = environ.get(VARIABLE)
     if not secret:
         return None
@@ -32,7 +32,7 @@ def naming(environ: Mapping[str, str] = os.environ) -> Callable[[str], str] | No
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=_BYTES).hexdigest()
 
     def named(request_id: str) -> str:
-        request_id = bounded(request_id)  # so that who keeps only this finds the same name
+        request_id = bounded(request_id)  # so that the shortened id gives the same name
         external = external_id(request_id)
         own = "" if external == request_id else f"-{hashed(request_id)[:_SUFFIX]}"
         return hashed(external) + own

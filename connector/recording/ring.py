@@ -1,8 +1,8 @@
-"""Events that wait to be exported, as tuples in a ring that is bounded in events and in bytes: new ones push out the oldest.
+"""Waiting events as tuples in a ring that is bounded in events and in bytes: when it is full, new events replace the oldest.
 
-Most events are small, and cost nothing to measure: half of the bytes are for as many of these as fit. What an event has
-beyond that, lists of blocks and hashes, is measured as it comes, and has three eighths; the rest is for the batch that is
-being sent. While nobody takes them, lists are packed, which makes them five times as small.
+Most events are small, and are not measured: half of the bytes are reserved for them. Additional lists of blocks and hashes
+are measured on arrival, and have three eighths of the bytes; the rest is for the batch that is being sent. While lists wait,
+they are packed to a fifth of their size.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from kvtrail.tracer.events.events import FIELDS, STEP_FIELDS
 from kvtrail.tracer.events.semconv import STEP_SPAN
 
 Identity = tuple[bytes, bytes, str, bool]
-"""What the spans of a request share: 16 bytes of trace id and 8 of the root span's id, the id of the caller's span if there
-is one, the request's id, and whether OpenTelemetry's sampler chose it."""
+"""The common values of a request's spans: 16 bytes of trace id and 8 of the root span's id, the id of the caller's span if
+there is one, the request's id, and whether OpenTelemetry's sampler chose it."""
 EventTuple = tuple[str, bytes, Identity, int, int, int, int, int, str | None, tuple[Any, ...]]
 """kind, encoded source, request, recorder's and request's sequence number, epoch, start and end in nanoseconds of the
 monotonic clock, error, and the values of `events.FIELDS[kind]`, or for a step those of `STEP_FIELDS`. Only types
 that `marshal` can write, since it leaves the process."""
 
 EVERYTHING = 1 << 62
-"""More than a ring holds."""
+"""More than the capacity of a ring."""
 SMALL = 512
-"""Bytes that an event without lists takes at most, about."""
+"""Approximate maximum size of an event without lists, in bytes."""
 LARGE = 256
-"""Bytes of lists and texts from which on they are counted."""
+"""Size of lists and texts in bytes from which they are counted."""
 BATCH_BYTES = 2 << 20
-"""Bytes of lists and texts that are taken out at once, with those of one event more."""
+"""Bytes of lists and texts that are taken at once; the last event may exceed them."""
 
 sequence_of = itemgetter(3)
-"""An event's sequence number in its recorder; of a step, that of its first row."""
+"""An event's sequence number in its recorder; for a step, the number of its first row."""
 MAY_BE_LARGE: dict[str, tuple[bool, ...]] = {
     str(kind): tuple(attribute.type in (tuple, bytes, str) for attribute in attributes)
     for kind, attributes in (*FIELDS.items(), (STEP_SPAN, STEP_FIELDS))
@@ -49,12 +49,12 @@ _TEXTS = (str, bytes)
 
 
 def numbers_of(event: EventTuple) -> int:
-    """How many sequence numbers an event has: one, and a step one for each of its rows."""
+    """The number of sequence numbers of an event: one, or one for each row of a step."""
     return len(event[9][0]) if event[0] == STEP_SPAN else 1
 
 
 def bytes_of(kind: str, values: Sequence[Any]) -> int:
-    """About how many bytes the lists and texts of an event take; what is no list or text counts nothing."""
+    """The approximate size of an event's lists and texts in bytes; other values count as 0."""
     size = 0
     for value in filter(_IS_KNOWN, compress(values, MAY_BE_LARGE[kind])):
         try:
@@ -65,24 +65,25 @@ def bytes_of(kind: str, values: Sequence[Any]) -> int:
 
 
 class Ring:
-    """Appending a small event takes no lock and computes no length: the numbers of the events taken out show how many were
-    dropped.
+    """A bounded ring of events. Appending a small event takes no lock and computes no length: the numbers of the removed
+    events show how many were dropped.
 
     Attributes:
         waiting: the events. The recorder appends small ones to it directly.
         numbers: the next sequence numbers.
-        crowded_out: how many of the dropped ones had to go for their bytes or those of others.
+        crowded_out: number of events dropped because of the byte limit.
     """
 
     def __init__(self, limit: int, most_bytes: int = EVERYTHING) -> None:
-        """`limit` is in events, `most_bytes` those of all that waits and of the batch that is being sent, about."""
+        """`limit` is in events; `most_bytes` is the approximate limit for all waiting events and the batch that is being
+        sent."""
         self.waiting: deque[EventTuple] = deque(maxlen=max(1, min(limit, most_bytes // 2 // SMALL)))
         self.numbers = count()
         self.crowded_out = 0
         self._lock = threading.Lock()
         self._next = self._dropped = 0
         self._large: deque[tuple[int, int, int]] = deque()
-        """Of each large event that waits: its number, the bytes that it takes, and those that it takes unpacked."""
+        """For each waiting large event: its number, its size, and its unpacked size in bytes."""
         self._large_bytes, self._most_large = 0, most_bytes * 3 // 8
         self._unpacked_bytes = 0
 
@@ -97,7 +98,7 @@ class Ring:
             self._large.append((sequence_of(event), packed, size))
             self._large_bytes += packed
             self._unpacked_bytes += size
-            self._leave(sequence_of(waiting[0]) - 1)  # which small ones have pushed out
+            self._leave(sequence_of(waiting[0]) - 1)  # which small ones have replaced
             while self._large_bytes > self._most_large and len(waiting) > 1:
                 gone = waiting.popleft()
                 self.crowded_out += numbers_of(gone)
@@ -124,16 +125,16 @@ class Ring:
 
     @property
     def next(self) -> int:
-        """The number after those of all events taken out so far."""
+        """The number after all events taken so far."""
         return self._next
 
     @property
     def large_bytes(self) -> int:
-        """Bytes of the lists and texts that wait, about."""
+        """The approximate size of waiting lists and texts in bytes."""
         return self._large_bytes
 
     def skip(self) -> None:
-        """Leave out a sequence number, without counting it as dropped."""
+        """Skip a sequence number, without counting it as dropped."""
         with self._lock:
             next(self.numbers)
             self._next += 1
@@ -145,12 +146,12 @@ class Ring:
 
     @property
     def dropped(self) -> int:
-        """How many events were pushed out."""
+        """The number of dropped events."""
         with self._lock:
             return max(0, self._dropped + (sequence_of(self.waiting[0]) - self._next if self.waiting else 0))
 
     def _leave(self, number: int) -> int:
-        """The large events up to this number are gone; returns their bytes, unpacked."""
+        """Remove the large events up to this number; returns their unpacked size."""
         size = 0
         while self._large and self._large[0][0] <= number:
             _, held, unpacked = self._large.popleft()
@@ -161,7 +162,7 @@ class Ring:
 
 
 def _packed(event: EventTuple, size: int) -> tuple[EventTuple, int]:
-    """The event with its values in one byte string, and the bytes that they take; as it is, if it holds what is odd."""
+    """The event with its values packed into one byte string, and its size; unchanged, if it has unexpected values."""
     try:
         values: Any = marshal.dumps(event[9])
     except ValueError:

@@ -1,7 +1,7 @@
-"""Why a receiver does not take what is sent, in words for an engine's log, with what to do.
+"""Reasons of failed sends, with remedies, as texts for an engine's log.
 
-gRPC and HTTP say it in codes, and where there is no answer, in texts of their libraries; both are looked through for the same
-words. Nothing depends on it but what the log says.
+gRPC and HTTP report them as codes or, without an answer, as texts of their libraries, which are searched for known
+words. Only the log depends on the result.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SendFailure(Enum):
 
     @property
     def why(self) -> str:
-        """The reason, as the end of `no tracer answers at ...`; empty where it is not known."""
+        """The reason, as the end of `no tracer answers at ...`; empty if unknown."""
         return f": {self.value[0]}" if self.value[0] else ""
 
     @property
@@ -56,7 +56,7 @@ class SendFailure(Enum):
 
 
 ALL = tuple(SendFailure)
-"""By their number in what the export process answers."""
+"""The reasons, by their number in answers of the export process."""
 _HTTP = {401: SendFailure.TOKEN, 403: SendFailure.TOKEN, **dict.fromkeys((404, 405, 415), SendFailure.NO_OTLP)}
 _GRPC = {
     "UNAUTHENTICATED": SendFailure.TOKEN,
@@ -79,16 +79,16 @@ _WORDS = (
         ("Connection reset", "Socket closed", "Connection aborted", "RemoteDisconnected", "Broken pipe"),
     ),
 )
-"""What texts of the libraries hold, the first that fits."""
+"""Words in texts of the libraries; the first match counts."""
 
 
 def of_http(code: int, *, is_refusal: bool) -> SendFailure:
-    """What an answer over HTTP says that is no success; `is_refusal`: the request may not come again."""
+    """The reason of a failed HTTP answer; `is_refusal`: the request must not be repeated."""
     return _HTTP.get(code, SendFailure.REFUSES if is_refusal else SendFailure.BUSY)
 
 
 def of_grpc(code: str, details: str, *, is_refusal: bool) -> SendFailure:
-    """What a gRPC error says, by its code and its text."""
+    """The reason of a gRPC error, from its code and text."""
     if (known := _GRPC.get(code)) is not None:
         return known
     known = of_text(details)
@@ -98,5 +98,5 @@ def of_grpc(code: str, details: str, *, is_refusal: bool) -> SendFailure:
 
 
 def of_text(text: str) -> SendFailure:
-    """What the text of an exception says."""
+    """The reason from the text of an exception."""
     return next((away for away, words in _WORDS if any(word in text for word in words)), SendFailure.UNKNOWN)

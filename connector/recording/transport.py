@@ -1,7 +1,7 @@
-"""How encoded spans leave a process: the OpenTelemetry SDK's own OTLP exporters, given ready bytes.
+"""Sends encoded spans with the OpenTelemetry SDK's OTLP exporters.
 
-Endpoint, headers, TLS, timeout, compression and retry are theirs, and so are the `OTEL_EXPORTER_OTLP_*` variables that
-set them. Only their encoding is left out.
+The exporters provide endpoint, headers, TLS, timeout, compression and retries, with their `OTEL_EXPORTER_OTLP_*` variables.
+Only their encoding is skipped.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ logger = logging.getLogger("vllm.kvtrail")
 THREAD_NAME = "kvtrail-recorder"
 """Name of the thread that sends."""
 _AGAIN_HTTP = (408, 429, 502, 503, 504)
-"""Answers that OTLP/HTTP has a sender try again after, and the one of a receiver that waited for a body in vain."""
+"""Retryable OTLP/HTTP status codes, and the code of a receiver that timed out waiting for a body."""
 _TOO_LARGE_HTTP = 413
 _RETRY_INFO = b"google.rpc.RetryInfo"
 
 
 REFUSALS = (Lost.TOO_LARGE, Lost.REFUSED)
-"""Why a receiver will not take a request, however often it is sent."""
+"""Why a receiver permanently refuses a request."""
 
 
 class Refused(Exception):
-    """The receiver will not take a request, however often it is sent."""
+    """The receiver permanently refuses a request."""
 
     def __init__(self, why: Lost) -> None:
         super().__init__(why.value)
@@ -41,16 +41,16 @@ class Refused(Exception):
 
 
 class _Away(Exception):
-    """Nobody listens. The SDK would wait for seconds before it tries again; the recorder does so in its own rhythm."""
+    """No receiver listens. The SDK would wait for seconds before a retry; the recorder has its own retry interval."""
 
 
 class Transport(Protocol):
     """Sends one encoded `ExportTraceServiceRequest`.
 
     Attributes:
-        endpoint: where it goes.
-        is_kvtrail: whether the receiver of the last one that was acknowledged said that it is kvtrail's.
-        failure: why the last one that was not acknowledged was not.
+        endpoint: its destination.
+        is_kvtrail: whether the receiver of the last acknowledged request identified itself as kvtrail.
+        failure: why the last failed request was not acknowledged.
     """
 
     endpoint: str
@@ -58,10 +58,10 @@ class Transport(Protocol):
     failure: SendFailure
 
     def send(self, payload: bytes) -> bool:
-        """True once the receiver has acknowledged it. Blocks for the exporter's timeout at most.
+        """Returns True if the receiver has acknowledged it. Blocks at most for the exporter's timeout.
 
         Raises:
-            Refused: it will not take this, however often it comes.
+            Refused: the receiver permanently refuses it.
         """
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class _Grpc:
         this = self
 
         class Stub:
-            """The service's stub for requests that are bytes already."""
+            """The service's stub for requests that are already encoded."""
 
             def __init__(self, channel: Any) -> None:
                 self._call = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
@@ -166,14 +166,14 @@ class _Http:
 
 
 _FULL = "Concurrent RPC limit exceeded!"
-"""What gRPC's library for Python, and so kvtrail, says to a call too many, with the code RESOURCE_EXHAUSTED."""
+"""The message of gRPC's Python library, and so of kvtrail, for too many calls, with the code RESOURCE_EXHAUSTED."""
 _AGAIN_GRPC = ("CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS")
-"""Answers that OTLP/gRPC has a sender try again after."""
+"""Retryable OTLP/gRPC status codes."""
 
 
 def _refusal(code: str, trailing: Iterable[tuple[str, str | bytes]]) -> Lost | None:
-    """What a gRPC error says of the request, as OTLP has it: RESOURCE_EXHAUSTED is no refusal where the receiver says when to
-    come again. None if the request may come again."""
+    """The refusal in a gRPC error, as OTLP defines it: RESOURCE_EXHAUSTED is not a refusal if the receiver names a retry
+    delay. None if the request may be retried."""
     if code in _AGAIN_GRPC:
         return None
     if code != "RESOURCE_EXHAUSTED":
@@ -182,7 +182,7 @@ def _refusal(code: str, trailing: Iterable[tuple[str, str | bytes]]) -> Lost | N
 
 
 def _says_when(trailing: Iterable[tuple[str, str | bytes]]) -> bool:
-    """Whether the receiver says when to come again."""
+    """Whether the receiver names a retry delay."""
     return any(
         key == "google.rpc.retryinfo-bin" or (key == "grpc-status-details-bin" and _RETRY_INFO in bytes(value))  # type: ignore[arg-type]  # `-bin` is bytes
         for key, value in trailing
@@ -205,7 +205,7 @@ def from_environment() -> Transport:
 
 
 def batch_size() -> int:
-    """How many spans one request holds at most."""
+    """Maximum number of spans in one request."""
     return environment.number(OTEL_BSP_MAX_EXPORT_BATCH_SIZE, 512)
 
 

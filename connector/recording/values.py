@@ -1,4 +1,4 @@
-"""The values of an event, as they can be sent: not too large for a span, and each of the type that its attribute has."""
+"""Makes the values of an event sendable: not too large for a span, and of the attribute's type."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from kvtrail.tracer.events.events import FIELDS, STEP_FIELDS
 from kvtrail.tracer.events.semconv import STEP_SPAN
 
 MAX_ITEMS = 65_536
-"""Items of a list: the blocks of a prompt of a million tokens."""
+"""Maximum number of items in a list: the blocks of a prompt of a million tokens."""
 MAX_BYTES = 1 << 19
-"""Of a byte string, and of all texts of a list: the hashes of as many blocks. kvtrail takes 1 MiB over gRPC."""
+"""Maximum size of a byte string, and of all texts of a list: the hashes of as many blocks. kvtrail accepts 1 MiB over
+gRPC."""
 MAX_TEXT = 4096
-"""Characters of a text; of a longer one the beginning is recorded, and a digest of all of it."""
+"""Maximum number of characters in a text; for a longer one, its beginning and a digest of the whole are recorded."""
 _BEGINNING = 1024
 _TYPES = {
     str(kind): tuple(a.type for a in attributes) for kind, attributes in (*FIELDS.items(), (STEP_SPAN, STEP_FIELDS))
@@ -24,8 +25,8 @@ _TYPES = {
 
 
 def bounded(kind: str, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], bool]:
-    """The values of an event, with None for lists and bytes that are too large, and long texts cut; and whether anything is
-    None for that."""
+    """The values of an event, with None for lists and bytes that are too large, and long texts shortened; and whether a value
+    was replaced with None."""
     small, left_out = list(values), False
     for n, value in compress(enumerate(values), MAY_BE_LARGE[kind]):
         if type(value) is str and len(value) > MAX_TEXT:
@@ -41,14 +42,14 @@ def _is_too_large(value: Any) -> bool:
         if isinstance(value, str | bytes | bytearray | memoryview):
             return len(value) > MAX_BYTES
         return len(value) > MAX_ITEMS or (isinstance(value[0], str) and sum(map(len, value)) > MAX_BYTES)
-    except Exception:  # an odd object: what it is, is found when it is encoded
+    except Exception:  # an unexpected object, which the encoder will report
         return False
 
 
 def with_declared_types(event: EventTuple) -> EventTuple | None:
-    """The event of an odd connector with each value of the type that its attribute has, or None: numbers of numpy's, 1 for
-    True, enumerations. None if it cannot be recorded at all. Only asked when a batch cannot be encoded as it is, so that one
-    odd object costs one event at most."""
+    """The event with each value converted to its attribute's type, or None: numpy numbers, 1 for True, enumerations. None if
+    it cannot be recorded at all. Called only if a batch cannot be encoded unchanged, so that an unexpected object costs at
+    most one event."""
     kind, source, (root, caller, request_id, sampled), *numbers, error, values = event
     try:
         sequence, request_sequence, epoch, start_ns, end_ns = (int(index(number)) for number in numbers)
@@ -57,12 +58,12 @@ def with_declared_types(event: EventTuple) -> EventTuple | None:
         values = tuple(_as(type_, value) for type_, value in zip(_TYPES[kind], values, strict=True))
         kind = str.__str__(kind)
         return kind, source, identity, sequence, request_sequence, epoch, start_ns, end_ns, error, values
-    except Exception:  # whatever an odd object's methods may raise
+    except Exception:  # an unexpected object's methods may raise anything
         return None
 
 
 def _as(type_: type, value: Any) -> Any:
-    """A value as this type; None if it is no such value."""
+    """A value converted to this type; None if that is impossible."""
     if value is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`Traced<X>`: what is observed at each call between vLLM's scheduler and a connector.
+"""`Traced<X>`: records each call between vLLM's scheduler and a connector.
 
 In: vLLM's calls. Out: the connector's own answers, unless the guard heals one, and events for `recording`.
 """

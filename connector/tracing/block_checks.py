@@ -1,6 +1,6 @@
 """Checks of the bytes of KV blocks, around the calls of the outermost connector of an engine.
 
-Nothing of this costs anything where it is off: only an object with bytes to check has wrappers around its methods.
+No overhead when disabled: only an object with bytes to check has wrappers around its methods.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ logger = logging.getLogger("vllm.kvtrail")
 CHECK_PLAN = "_kvtrail_check_plan"
 """Attribute of a connector's metadata in which the scheduler's side sends its workers the checks of a step."""
 HELD = {Fingerprints.SOME: 0.01, Fingerprints.ALL: 0.25}
-"""The share of the running requests of which a block is checked in each step."""
+"""The share of running requests for which a block is checked in each step."""
 PEER = "p2p:"
-"""How vLLM calls another engine as the source of a hit."""
+"""vLLM's name for another engine as the source of a hit."""
 MAX_MISMATCHES = 64
-"""Mismatches that one event lists."""
+"""Maximum number of mismatches in one event."""
 
 
 class BlockChecks:
     """Wraps methods of one connector object.
 
-    Whatever fails here ends the checks, with one line in the log, and never the engine.
+    A failure here ends the checks, with one line in the log, but never the engine.
 
     Attributes:
         wrapped: the names of the methods that are wrapped.
@@ -63,12 +63,12 @@ class BlockChecks:
         self.wrapped: set[str] = set()
 
     def stop(self) -> None:
-        """The connector has all of its own methods again."""
+        """Restore all of the connector's methods."""
         for call in (*self.wrapped,):
             self._unwrap(call)
 
     def _before(self, call: str, do: Callable[..., None]) -> Callable[..., Any]:
-        """The method, with this done before each call, with its arguments."""
+        """Wrap a method: call this before each call, with its arguments."""
         plain = getattr(self._connector, call)
 
         @wraps(plain)
@@ -82,8 +82,8 @@ class BlockChecks:
         return wrapped
 
     def _after(self, call: str, do: Callable[..., Any]) -> Callable[..., Any] | None:
-        """The method, with this done after each call, with what it returns and its arguments; None if there is no such
-        method. What this returns is the answer in the place of the connector's, if it is anything."""
+        """Wrap a method: call this after each call, with its result and arguments; None if there is no such method. A result
+        other than None replaces the connector's answer."""
         plain = getattr(self._connector, call, None)
         if plain is None:
             return None
@@ -113,7 +113,7 @@ class BlockChecks:
         self.wrapped.add(call)
 
     def _unwrap(self, call: str) -> None:
-        """The connector has its own method again."""
+        """Restore the connector's method."""
         if call in self.wrapped:
             self.wrapped.remove(call)
             delattr(self._connector, call)
@@ -140,7 +140,7 @@ class SchedulerChecks(BlockChecks):
         self._wrap_after("update_connector_output", self._on_worker_output)
         self._wrap_after("reset_cache", self._on_reset)
         self._handed_over: dict[str, HandedOver] = {}
-        """What other engines say of KV that requests have not loaded yet."""
+        """Other engines' descriptions of KV that requests have not loaded yet."""
         if self._receives:
             self._wrap("get_num_new_matched_tokens", self._before("get_num_new_matched_tokens", self._on_new_lookup))
             if self._heals:
@@ -148,24 +148,24 @@ class SchedulerChecks(BlockChecks):
                 self._wrap_after("request_finished_all_groups", self._on_finished)
 
     def _on_new_lookup(self, request: Any, computed: int) -> None:
-        """Take out what the engine that prefilled says of the KV that it hands over. A request that is about another prompt,
-        or gets less of it, loads nothing."""
+        """Remove the prefill engine's description of the handed-over KV. A request with a different prompt, or with less KV
+        than expected, loads nothing."""
         parameters = getattr(request, "kv_transfer_params", None)
         if not parameters or checksums.KEY not in parameters:
             return
         try:
             handed_over = HandedOver.of_dict(parameters.pop(checksums.KEY))
-        except Exception:  # another version's, or anybody's
+        except Exception:  # from another version or another program
             return
         self._handed_over[request.request_id] = handed_over
         prompt = request.prompt_token_ids
         if self._heals and prompt and handed_over.prompt:
-            is_less = handed_over.tokens < len(prompt) - 1  # the last token is computed where it is decoded
+            is_less = handed_over.tokens < len(prompt) - 1  # the decode engine computes the last token
             if is_less or digest_of(prompt[: handed_over.of_prompt]) != handed_over.prompt:
                 self._instrumentation.forced_misses.add(request.request_id)
 
     def _on_finished(self, answer: Any, request: Any, block_ids: Any) -> None:
-        """Say what is handed over, in the parameters that the connector returns."""
+        """Add the description of the hand-off to the parameters that the connector returns."""
         is_kept, parameters = answer
         if not is_kept or not isinstance(parameters, dict) or not parameters.get("do_remote_prefill"):
             return
@@ -173,7 +173,7 @@ class SchedulerChecks(BlockChecks):
         each: dict[int, int] = {}
         if (read := checksums.of_engine(self._engine_id)) is not None:
             layout, table = read.layout, block_ids[0] if isinstance(block_ids[0], Sequence) else block_ids
-            # A request that goes on may still write to its last block.
+            # A request that continues may still write to its last block.
             size = self._groups[0].block_size
             filled = tokens // size if request.num_output_tokens > 1 else -(-tokens // size)
             numbers = checksums.chosen(min(filled, len(table)))
@@ -193,7 +193,7 @@ class SchedulerChecks(BlockChecks):
         self._scheduler.on_alloc(request, external, blocks, handed_over)
 
     def _is_of_another_engine(self, request: Any, external: int) -> bool:
-        """Whether these tokens are loaded from another engine: a child of a MultiConnector may have them itself."""
+        """Whether these tokens are loaded from another engine, not from a child of a MultiConnector."""
         sources = hit_sources(self._connector, request, external)
         return bool(sources) and all(each.startswith(PEER) for each in sources or ())
 
@@ -218,7 +218,7 @@ class SchedulerChecks(BlockChecks):
         if invalid or failed:
             waiting = self._scheduler.on_load_failures()
             if self._forces_misses:
-                # vLLM asks again, and would load the same wrong bytes for ever.
+                # vLLM asks again, and would load the same wrong bytes forever.
                 self._instrumentation.forced_misses |= waiting.difference(failed or ())
 
     def _on_reset(self, succeeded: Any) -> None:
@@ -226,13 +226,13 @@ class SchedulerChecks(BlockChecks):
 
 
 class WorkerChecks(BlockChecks):
-    """A worker's side: checks blocks where the scheduler's side says."""
+    """A worker's side: runs the checks that the scheduler's side plans."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._has_groups = len(self._kv_cache_config.kv_cache_groups) > 1
         self._worker: Any = None
-        """A `CheckWorker`, once there are KV caches."""
+        """A `CheckWorker`, after the KV caches are registered."""
         self._slices: dict[int, str] = {}
         """By KV cache group, the caches of the fingerprints and their first head."""
         self._in_step: dict[str, Callable[..., Any]] = {}
@@ -285,8 +285,8 @@ class WorkerChecks(BlockChecks):
         return made
 
     def _checksums(self, caches: Mapping[int, Any]) -> BlockChecksums | None:
-        """For what engines hand over to each other, where they do and requests keep all of their blocks. A scheduler's side
-        in this process may read them, too."""
+        """Checksums for hand-offs, if the engine hands over and requests keep all of their blocks. A scheduler's side in this
+        process may also read them."""
         from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
 
         if not self._receives or self._has_groups or any(each.frees_blocks for each in self._groups):
@@ -306,22 +306,22 @@ class WorkerChecks(BlockChecks):
         return store is FingerprintStore.OWN
 
     def _heads(self) -> dict[int, int]:
-        """By KV cache group, the heads of its blocks, if this engine hands over to others or they to it: those may have
-        another tensor-parallel size."""
+        """By KV cache group, the heads of its blocks, if this engine hands over to others or they to it: the other engine may
+        have another tensor-parallel size."""
         if not self._receives or getattr(self._vllm_config.parallel_config, "pipeline_parallel_size", 1) > 1:
             return {}
         specs = {each.number: self._kv_cache_config.kv_cache_groups[each.number].kv_cache_spec for each in self._groups}
         return {number: heads for number, spec in specs.items() if (heads := getattr(spec, "num_kv_heads", 0))}
 
     def _slice(self) -> str:
-        """What this rank's first head is called by engines of any tensor-parallel size."""
+        """The name of this rank's first head, which is the same for engines of any tensor-parallel size."""
         parallel, config = self._vllm_config.parallel_config, self._kv_cache_config
         ranks = parallel.tensor_parallel_size
         first = parallel.rank % ranks * self._vllm_config.model_config.get_total_num_kv_heads() // ranks
         return f"{identity_of_caches(self._vllm_config, config, of_heads=True)}/{first}"
 
     def _heals(self) -> bool:
-        """Whether mismatched blocks are computed again; says in one line why not, where that is asked for."""
+        """Whether mismatched blocks are recomputed; logs one line with the reason if healing is requested but impossible."""
         if self._settings.guard is not Guard.HEAL:
             return False
         reason = unhealable(self._connector, self._vllm_config, self._kv_cache_config)
@@ -356,7 +356,7 @@ class WorkerChecks(BlockChecks):
         return {*result, *healed} if healed else result
 
     def _record(self, result: CheckResult) -> None:
-        """Record what a check has found."""
+        """Record the result of a check."""
         if (recorder := self._instrumentation.recorder) is None:
             return
         listed = result.mismatches[:MAX_MISMATCHES]
@@ -398,7 +398,7 @@ def attach(connector: Any, settings: Settings, vllm_config: Any, role: Any, kv_c
 
 
 def unhealable(connector: Any, vllm_config: Any, kv_cache_config: Any) -> str | None:
-    """Why vLLM cannot compute wrong blocks again; None if it can."""
+    """Why vLLM cannot recompute wrong blocks; None if it can."""
     if getattr(vllm_config.kv_transfer_config, "kv_load_failure_policy", "fail") != "recompute":
         return "kv_load_failure_policy is not 'recompute'"
     if len(kv_cache_config.kv_cache_groups) != 1:
@@ -425,11 +425,11 @@ def groups_of(vllm_config: Any, kv_cache_config: Any) -> list[Group]:
 
 
 def _group_of(number: int, spec: Any, hash_size: int) -> Group | None:
-    """A group as it is checked; None where blocks have no hashes, or nobody knows how long a request keeps them: encoders,
-    rings of blocks, states that are not cached or that drafts write to, and kinds that a later vLLM adds."""
+    """The checks' description of a group; None if blocks have no hashes, or it is unknown how long a request keeps them:
+    encoders, rings of blocks, states that are not cached or that drafts write to, and kinds that a later vLLM adds."""
     from vllm.v1 import kv_cache_interface as specs
 
-    if hasattr(spec, "kv_cache_specs"):  # layers of one kind with blocks that differ in bytes
+    if hasattr(spec, "kv_cache_specs"):  # layers of one kind whose blocks differ in size
         spec = next(iter(spec.kv_cache_specs.values()))
     size, name = spec.block_size, type(spec).__name__
     if not getattr(spec, "prefix_cacheable", True) or (size % hash_size and name != "MambaSpec"):
@@ -444,13 +444,14 @@ def _group_of(number: int, spec: Any, hash_size: int) -> Group | None:
             if mode not in ("align", "all") or spec.num_speculative_blocks:
                 return None
             return Group(number, size, boundary=hash_size, keeps_states=mode == "all")
-        case "RSWASpec":  # it gives back blocks in the middle of a request
+        case "RSWASpec":  # it frees blocks in the middle of a request
             return None
     return Group(number, size) if isinstance(spec, specs.FullAttentionSpec) else None
 
 
 def _receives(transfer: Any) -> bool:
-    """Whether the connector of a `KVTransferConfig`, or a child of it, is known to load what another engine hands over."""
+    """Whether the connector of a `KVTransferConfig`, or one of its children, is known to load hand-offs from another
+    engine."""
     children = (transfer.kv_connector_extra_config or {}).get("connectors") or ()
     names = (transfer.kv_connector, *(child.get("kv_connector") for child in children))
     known = (by_name(str(name).removeprefix("Traced")) for name in names)
@@ -462,7 +463,7 @@ def _short(number: int) -> str:
 
 
 def _described(holds: Holds, name: Callable[[str], str], group: int) -> str:
-    """What a block of this KV cache group holds."""
+    """The contents of a block in this KV cache group."""
     if isinstance(holds, str):
         return holds
     place = f"{name(holds.request_id)}@{holds.token}"

@@ -1,4 +1,4 @@
-"""Which block hashes are recorded, and which are only referred to: a prefix that many requests share is recorded once."""
+"""Selects the block hashes to record: a prefix that many requests share is recorded once, and then only referenced."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from kvtrail.connector.recording.values import MAX_BYTES
 from kvtrail.tracer.events.semconv import HASH_BYTES, MAX_REPORTED
 
 RESYNC_NS = 600 * 10**9
-"""After how long everything is recorded again, for a sidecar that started later."""
+"""Interval after which all hashes are recorded again, for a sidecar that started later."""
 MAX_PER_EVENT = MAX_BYTES // HASH_BYTES
-"""Hashes in one event: those of a prompt of two million tokens."""
+"""Maximum number of hashes in one event: enough for a prompt of two million tokens."""
 _SHORT = itemgetter(slice(-HASH_BYTES, None))
 _SEEN_BYTES = 3
 _PLACE = itemgetter(slice(-_SEEN_BYTES, None))
 _number = partial(int.from_bytes, byteorder="big")
 SEEN_BITS = 1 << 8 * _SEEN_BYTES
-"""A bit for each block, in 2 MiB. With a million blocks it errs once in 17 times; with many millions it says nothing."""
+"""Size of the filter: 2 MiB. With a million blocks, one of 17 answers is wrong; with many millions it has no information."""
 _BY_RECORDER: WeakKeyDictionary[Recorder, BlockHashes] = WeakKeyDictionary()
 NewHashes = tuple[bytes | None, int | None]
-"""Hashes, shortened, and the number of the block that the first one is of; None where that is 0."""
+"""Shortened hashes, and the block number of the first one; None for 0."""
 
 
 class PromptHashes(NamedTuple):
-    """What is recorded of a prompt: the hashes that are new, the number of the block that the first of them is of, the hash
-    of the block before it, and how many of its first blocks may have been in an earlier request."""
+    """The recorded data of a prompt: the new hashes, the block number of the first one, the hash of the block before it, and
+    the number of its first blocks that may have been in an earlier request."""
 
     hashes: bytes | None
     first: int | None
@@ -44,10 +44,10 @@ NO_HASHES = PromptHashes(None, None, None, None)
 
 
 class BlockHashes:
-    """The block hashes that a recorder has recorded of its engine's requests.
+    """The block hashes that a recorder has recorded for its engine's requests.
 
     All hashes are forgotten together, so that all blocks before a remembered block are remembered, too. This happens
-    when there are too many hashes, when events were lost, and after a while.
+    when there are too many hashes, when events were lost, and periodically.
     """
 
     @classmethod
@@ -64,13 +64,13 @@ class BlockHashes:
         self._recorder: Recorder = proxy(recorder)  # a strong reference would keep it alive
         self._enabled = enabled
         self._seen: SeenBlocks | None = SeenBlocks() if enabled else None
-        """None, too, once a request was left out, since nobody knows its blocks."""
+        """Also None after a request was omitted, since its blocks are unknown."""
         self._recorded: set[bytes] = set()
         self._dropped = 0
         self._resync_ns = 0
 
     def at_start(self, context: RequestContext, request: Any) -> PromptHashes:
-        """What is recorded of a prompt; at level `detailed` only."""
+        """The data to record for a prompt; only at level `detailed`."""
         if not (self._enabled and self._recorder.level.detailed and context.recorded):
             self._seen = None
             return NO_HASHES
@@ -83,8 +83,8 @@ class BlockHashes:
         return PromptHashes(fresh, known or None, _SHORT(hashes[known - 1]) if known else None, seen)
 
     def since(self, context: RequestContext, request: Any) -> NewHashes:
-        """The hashes of the blocks that the request has filled since the last call; at level `detailed` only. Of more than
-        `MAX_PER_EVENT` the rest comes with the next call: a span may not be larger."""
+        """The hashes of the blocks that the request has filled since the last call; only at level `detailed`. If there are
+        more than `MAX_PER_EVENT`, the rest follows with the next call, since the size of a span is limited."""
         hashes, first = getattr(request, "block_hashes", ()), context.hashed
         if len(hashes) <= first:
             return None, None
@@ -99,7 +99,7 @@ class BlockHashes:
         return b"".join(map(_SHORT, fresh)), first or None
 
     def _known(self, hashes: Sequence[bytes]) -> int:
-        """How many of a chain's hashes have been recorded."""
+        """The number of a chain's recorded hashes."""
         now_ns, dropped = monotonic_ns(), self._recorder.dropped
         if len(self._recorded) >= MAX_REPORTED or dropped != self._dropped or now_ns >= self._resync_ns:
             self._recorded.clear()
@@ -111,19 +111,19 @@ class BlockHashes:
 
 
 class SeenBlocks:
-    """Remembers blocks by their hashes, and never forgets one."""
+    """Remembers blocks by their hashes, without forgetting any."""
 
     def __init__(self) -> None:
         self._bits = bytearray(SEEN_BITS // 8)
 
     def enter(self, hashes: Sequence[bytes]) -> None:
-        """These are in a request."""
+        """Add blocks of a request."""
         bits = self._bits
         for place in map(_number, map(_PLACE, hashes)):
             bits[place >> 3] |= 1 << (place & 7)
 
     def first_of(self, chain: Sequence[bytes]) -> int:
-        """How many of a chain's first blocks may have been in a request. Where one was, so were all before it."""
+        """The number of a chain's first blocks that may have been in a request. If a block was, so were all before it."""
         return bisect_left(chain, True, key=lambda each: not self._may_hold(each))
 
     def _may_hold(self, block: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""What a cache has gained and lost, recorded in its place among the lookups: change by change, and seldom as a whole."""
+"""Records the changes of a cache in order with the lookups, and occasionally its complete contents."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.events.semconv import HASH_BYTES, Kind
 
 MAX_PENDING = 65_536
-"""Changes that wait to be recorded; beyond them, all that the cache holds is recorded again."""
+"""Maximum number of unrecorded changes; beyond it, the complete contents are recorded again."""
 MAX_PER_EVENT = 8_192
-"""Changes in one event."""
+"""Maximum number of changes in one event."""
 MIN_BATCH = 64
-"""Changes that are recorded at the end of a step; fewer can wait for a lookup."""
+"""Number of changes from which they are recorded at the end of a step; fewer can wait for a lookup."""
 MAX_DELAY_NS = 10**9
-"""How long they wait at most, while there are steps."""
+"""Maximum wait of changes, while there are steps."""
 RESYNC_NS = 600 * 10**9
-"""After how long all that the cache holds is recorded again, for a sidecar that started later."""
+"""Interval after which the complete contents are recorded again, for a sidecar that started later."""
 _GROUP = slice(HASH_BYTES, None)
-"""Where a chunk's key has the number of its KV cache group, if there are several."""
+"""The position of the KV cache group's number in a chunk's key, if there are several groups."""
 Scope = tuple[int | None, str | None, str | None]
-"""What changes have in common: the KV cache group, the tier of a connector's store, and the request that made them."""
+"""The common properties of changes: the KV cache group, the tier of a connector's store, and the request that caused them."""
 StoreChange = tuple[Change, str | None]
-"""A change, and the request with the store that made it."""
+"""A change, and the request whose store caused it."""
 
 
 class CacheEvents(ABC):
-    """Records the changes of one cache. Subclasses follow it."""
+    """Records the changes of one cache. Subclasses observe the cache."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -42,7 +42,7 @@ class CacheEvents(ABC):
         self._flushed_ns = self._resync_ns = 0
 
     def flush(self, source: bytes, step: int, at_ns: int, *, can_wait: bool = False) -> None:
-        """Record what has changed; at level `detailed` only. It `can_wait` for more at the end of a step."""
+        """Record the changes; only at level `detailed`. They can wait for more at the end of a step (`can_wait`)."""
         if not self._recorder.level.detailed:
             self.stop(source, step, at_ns)
             return
@@ -60,7 +60,7 @@ class CacheEvents(ABC):
             self._record(source, step, at_ns, self._snapshot(), whole=True)
 
     def stop(self, source: bytes, step: int, at_ns: int) -> None:
-        """Stop following the cache, and record that; all that it holds is recorded again when it is followed again."""
+        """Stop observing the cache, and record that; the complete contents are recorded when observation resumes."""
         self._resync_ns = 0
         self._pending.clear()
         ((_, tier, _), _), *_ = self._parts(())
@@ -68,15 +68,15 @@ class CacheEvents(ABC):
 
     @abstractmethod
     def _follow(self) -> None:
-        """Follow the cache from now on, if it is not followed yet."""
+        """Start to observe the cache, unless it is already observed."""
 
     @abstractmethod
     def _snapshot(self) -> Sequence[Any]:
-        """All that the cache holds, as changes."""
+        """The complete contents of the cache, as changes."""
 
     @abstractmethod
     def _parts(self, changes: Sequence[Any]) -> Sequence[tuple[Scope, Sequence[Change]]]:
-        """The changes, in parts that have something in common; at least one part."""
+        """The changes, in parts with common properties; at least one part."""
 
     @abstractmethod
     def _hashes(self, keys: Iterable[bytes]) -> bytes:
@@ -96,7 +96,7 @@ class CacheEvents(ABC):
 
 
 class StoreEvents(CacheEvents):
-    """Records what the store of one connector object gains and loses, where its probe follows that."""
+    """Records the changes of one connector object's store, if its probe observes them."""
 
     def __init__(self, recorder: Recorder, contents: StoreContents) -> None:
         super().__init__(recorder)
@@ -127,9 +127,9 @@ class StoreEvents(CacheEvents):
 
 
 def by_group(changes: Iterable[Change], where: slice) -> list[tuple[int | None, list[Change]]]:
-    """Changes by KV cache group, the number that stands there in their keys. vLLM stores for one group after the other, block
-    by block, so that events would be cut at nearly every change. The order is kept within each group, beside `CLEARED`, which
-    concerns all of them, and among what groups lose: a hit is lost with the first part that one of them loses."""
+    """Changes by KV cache group, whose number is in their keys. vLLM stores for the groups in turn, block by block, so that
+    events would be split at nearly every change. The order is kept within each group, relative to `CLEARED`, which concerns
+    all groups, and among evictions: the first eviction in any group ends a hit."""
     parts: list[tuple[bytes, list[Change]]] = []
     own: defaultdict[bytes, list[Change]] = defaultdict(list)
     loser: bytes | None = None
@@ -155,7 +155,7 @@ def by_group(changes: Iterable[Change], where: slice) -> list[tuple[int | None, 
 
 
 def _runs(changes: Iterable[Change]) -> tuple[tuple[int, ...], list[bytes]]:
-    """Changes as `PrefixCache.cache_changes` has them, and the keys that these concern."""
+    """Changes in the form of `PrefixCache.cache_changes`, and their keys."""
     runs: list[int] = []
     keys: list[bytes] = []
     for kind, some in groupby(changes, type):

@@ -8,9 +8,9 @@ from kvtrail.tracer.events.cache_groups import CHUNKED, FULL, MAMBA, SLIDING, Ca
 
 _KINDS = {
     "SlidingWindowSpec": SLIDING, "ChunkedLocalAttentionSpec": CHUNKED, "MambaSpec": MAMBA, "FullAttentionSpec": FULL,
-    "RSWASpec": "RSWASpec",  # a kind of full attention that gives back a gap in the middle
+    "RSWASpec": "RSWASpec",  # a kind of full attention that frees blocks in the middle
 }  # fmt: skip
-"""By vLLM's class of a group's specification, or a base of it."""
+"""By vLLM's class of a group's specification, or one of its bases."""
 _WINDOWS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
 
 
@@ -23,7 +23,7 @@ def groups_in(kv_cache_config: Any, spread: int) -> list[CacheGroup]:
 
 
 def _group(spec: Any, layers: int, spread: int) -> CacheGroup:
-    inner = next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec)  # of layers that differ in their sizes only
+    inner = next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec)  # for layers that differ only in size
     kind = next((_KINDS[cls.__name__] for cls in type(inner).__mro__ if cls.__name__ in _KINDS), type(inner).__name__)
     window = getattr(inner, _WINDOWS[kind], None) if kind in _WINDOWS else None
     per_layer = 1 if inner is not spec else layers

@@ -1,8 +1,8 @@
-"""What engines hand over to each other, read from a request's `kv_transfer_params`.
+"""Reads hand-offs between engines from a request's `kv_transfer_params`.
 
-The engine that prefills returns them when a request ends, the router gives them to the engine that decodes, and that one
-finds them in its request; or the router gives both of them parameters of its own. Connectors differ in what they put in; the
-names here are those of vLLM 0.32's and of LMCache's (docs/concepts.md).
+The prefill engine returns the parameters when a request ends, and the router passes them to the decode engine in its
+request; or the router passes its own parameters to both. Connectors use different names; this module has those of vLLM 0.32's
+connectors and of LMCache (docs/concepts.md).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kvtrail.tracer.events.semconv import Kind
 Values = tuple[Any, ...]
 """The values of a `kv.handoff`, in the order of its fields."""
 GIVING_TIER, TAKING_TIER = "remote_decoder", "remote_prefiller"
-"""Where the P2P tier of vLLM's OffloadingConnector finds its parameters, on each side."""
+"""The names of the parameters for the P2P tier of vLLM's OffloadingConnector, on each side."""
 LMCACHE = "disagg_spec"
-"""Where LMCache finds its own, on the side that gives. They have no key: `req_id` is a number that LMCache's router counts,
-from 1 on after each start, and the engine that takes gets no parameters."""
+"""The name of LMCache's parameters, on the giving side. They have no key: `req_id` is a counter of LMCache's router, which
+starts at 1 after each restart, and the taking engine gets no parameters."""
 
 
 _BETWEEN_ENGINES = {kind: [each.field for each in FIELDS[kind]] for kind in (Kind.XFER, Kind.NOTIFICATION)}
@@ -33,13 +33,13 @@ _BLOCKS = {"blocks_ids", "blocks_by_group", "peer_blocks_ids"}
 def given(
     request: Any, returned: Any, name_of: Callable[[str], str], *, is_kept: bool, computed: int, with_blocks: bool
 ) -> Values | None:
-    """What the engine keeps for another one when a request ends, or has sent it by then; None if it is not to be handed over.
+    """The hand-off that the engine keeps for another one, or has already sent, when a request ends; None if there is none.
 
     Args:
         returned: the parameters that the connector returns for the client.
-        name_of: gives a request its recorded name by its id.
+        name_of: maps a request id to its recorded name.
         is_kept: whether the connector keeps the request's blocks.
-        computed: tokens with KV.
+        computed: number of tokens with KV.
     """
     asked = _mapping(getattr(request, "kv_transfer_params", None))
     returned = _mapping(returned)
@@ -53,8 +53,8 @@ def given(
 
 
 def taken(request: Any, name_of: Callable[[str], str], *, with_blocks: bool) -> Values | None:
-    """What the engine is to read of another one when a request begins, or what it declines to read; None if nothing is handed
-    over to it."""
+    """The hand-off that the engine is to read from another one when a request begins, or declines to read; None if there is
+    none."""
     asked = _mapping(getattr(request, "kv_transfer_params", None))
     if not (asked.get("do_remote_prefill") or asked.get("remote_block_ids") or _mapping(asked.get(TAKING_TIER))):
         return None
@@ -94,15 +94,15 @@ def _keys(side: Side, parameters: Mapping[str, Any], name_of: Callable[[str], st
 
 
 def digest_of(tokens: Any) -> str:
-    """Of token ids: whether two engines mean the same ones."""
+    """Digest of token ids, to compare the ids of two engines."""
     return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=8).hexdigest()
 
 
 def as_recorded(
     kind: Kind, values: tuple[Any, ...], name_of: Callable[[str], str], *, with_blocks: bool
 ) -> tuple[Any, ...]:
-    """The values of any event that a probe reports, without what a level or a setting leaves out: of transfers and
-    notifications between engines, the blocks, and the other engine's request, to which `name_of` gives its recorded name."""
+    """The values of an event from a probe, without values that a level or a setting omits: the blocks of transfers and
+    notifications between engines. `name_of` maps the other engine's request to its recorded name."""
     if kind not in _BETWEEN_ENGINES:
         return values
     named = dict(zip(_BETWEEN_ENGINES[kind], values, strict=True))
@@ -116,7 +116,7 @@ def as_recorded(
 
 
 def _tuples(blocks: Any) -> Any:
-    """Block ids as a tuple of one list for each KV cache group: older connectors have one list."""
+    """Block ids as a tuple with a list for each KV cache group: older connectors have a single list."""
     return tuple(blocks) if blocks and not isinstance(blocks[0], int) else (list(blocks),)
 
 

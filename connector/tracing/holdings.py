@@ -1,4 +1,5 @@
-"""Which chunks a store holds, listed in pages: all of them, but seldom, so that a lost event makes none unknown for ever."""
+"""Records the chunks of a store as a paged list: complete, but rarely, so that a lost event makes no chunk unknown
+forever."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.events.semconv import Kind
 
 PAGE = 512
-"""Chunks of one event."""
+"""Maximum number of chunks in one event."""
 PAGE_EVERY_NS = 10**9
 PASS_EVERY_NS = 300 * 10**9
-"""How long from one list to the next; longer, where its pages take longer."""
+"""Interval between two lists; longer if the pages take longer."""
 
 
 class Holdings:
-    """Lists what the store of one connector object holds, on the scheduler's side.
+    """Lists the chunks in the store of one connector object, on the scheduler's side.
 
     Attributes:
         due_ns: when the next page is due, by the monotonic clock.
@@ -33,10 +34,10 @@ class Holdings:
         self._next = 0
 
     def record_page(self, probe: Probe, connector: Any, at_ns: int) -> None:
-        """Record a page, after the events of the step: a chunk that has left since the list began is not listed.
+        """Record a page, after the events of the step: a chunk that was removed since the list began is not listed.
 
         Raises:
-            Exception: the probe failed; the list is given up then, without an end.
+            Exception: the probe failed; the list is then abandoned without an end.
         """
         keys, first = self._keys, self._next
         self._keys, self.due_ns = None, at_ns + PAGE_EVERY_NS

@@ -1,4 +1,4 @@
-"""What a request's KV depends on besides its tokens."""
+"""The properties of a request, besides its tokens, on which its KV depends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtrail.tracer.model.tenants import DIGEST_BYTES, digest_of
 
 
 def identity_of(request: Any) -> str:
-    """The digest of what the request's KV depends on besides its tokens, as vLLM's own block hashes have it."""
+    """A digest of the properties besides the tokens that vLLM's block hashes include."""
     adapter, salt = getattr(request, "lora_request", None), getattr(request, "cache_salt", None)
     return digest_of(getattr(adapter, "lora_name", ""), salt or "")
 
@@ -21,25 +21,23 @@ WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 """The files in which vLLM looks for an adapter's weights, in this order."""
 SAMPLES = 16
 SAMPLE_BYTES = 4096
-"""Read of a file at each of `SAMPLES` places, since a worker has to load all of it anyway. Training changes
-nearly all bytes of it, so that a few places show it."""
+"""Bytes read at each of `SAMPLES` positions of a file. Training changes nearly all bytes, so a few positions show it."""
 MAX_ADAPTERS = 1000
-"""Adapters remembered with their version."""
+"""Maximum number of adapters with a remembered version."""
 _Loaded = tuple[str, int, str]
-"""How vLLM names an adapter that was loaded: name, number and path."""
+"""vLLM's identification of a loaded adapter: name, number and path."""
 
 
 class Adapters:
-    """The versions of the adapters that requests name. The name alone says nothing of the weights: an adapter may be loaded
-    again from another path, or in place from a file that was overwritten."""
+    """The versions of the adapters that requests name. The name does not identify the weights: an adapter may be loaded again
+    from another path, or in place from an overwritten file."""
 
     def __init__(self) -> None:
         self._versions: dict[_Loaded, tuple[tuple[int, int] | None, str]] = {}
-        """By adapter, the size and time of its file and the version; None where there is no file to read."""
+        """By adapter, the size and time of its file and the version; None if there is no file to read."""
 
     def recorded(self, request: Any, not_recorded: Callable[..., None]) -> str | None:
-        """The version, or None where it cannot be read, which `not_recorded` then counts: a start without it is a start all
-        the same."""
+        """The version, or None if it cannot be read, which `not_recorded` then counts: the start is still recorded."""
         try:
             return self.version_of(request)
         except Exception:
@@ -47,7 +45,7 @@ class Adapters:
             return None
 
     def version_of(self, request: Any) -> str | None:
-        """A digest of the weights of the request's adapter, from some places in its file; of the path, where that names no
+        """A digest of the weights of the request's adapter, from some positions in its file; of the path, if that is not a
         directory of this host. None without an adapter.
 
         The file is read when an adapter is named for the first time, and again after it changed if vLLM is asked to load it
@@ -76,7 +74,7 @@ class Adapters:
 
 
 def _sample(path: str, size: int) -> bytes:
-    """Bytes at places spread over a file, after its size."""
+    """The size of a file, and bytes at positions spread over it."""
     parts = [str(size).encode()]
     with open(path, "rb", buffering=0) as file:
         for number in range(SAMPLES):

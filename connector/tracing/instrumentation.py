@@ -1,8 +1,8 @@
-"""What both sides of a traced connector share: between `traced`, which intercepts the calls, and the recorder.
+"""The common part of both sides of a traced connector, between `traced`, which intercepts the calls, and the recorder.
 
-Recording must never break the engine, and one odd object costs one event, never the recording. Whatever fails here, an
-attribute that another vLLM names differently, a probe that no longer fits its connector, is logged, counted by kind in the
-recorder's heartbeats, and leaves a gap in the numbers: of the recorder, and of the requests that it concerns.
+Recording must never break the engine, and an unexpected object costs one event, never the recording. A failure, such as an
+attribute that another vLLM names differently or a probe that no longer fits its connector, is logged, counted by kind in the
+recorder's heartbeats, and leaves a gap in the numbers of the recorder and of the requests concerned.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from kvtrail.tracer.events.semconv import Kind
 logger = logging.getLogger("vllm.kvtrail")
 
 FLUSH_S = 1.0
-"""How long a dying or ending engine waits for its last events to be sent."""
+"""Maximum time that an ending engine waits for its last events to be sent."""
 NO_FLUSH_S = 60.0
-"""How long nobody waits again after a wait was in vain: an engine that lives on with failing calls is not slowed down."""
+"""Time without further waits after a wait timed out, so that an engine that keeps running with failing calls is not slowed
+down."""
 MAX_PROBE_FAILURES = 100
-"""Failures of one question in a row after which a probe is switched off."""
+"""Number of consecutive failures of one probe method after which the probe is switched off."""
 LOG_AGAIN_S = 600.0
-"""After how long a failure of the same kind is logged again."""
+"""Interval after which a failure of the same kind is logged again."""
 _RECORDED = "_kvtrail_recorded"
-"""Attribute of an exception that has been recorded: it may pass through several traced calls."""
+"""Attribute that marks a recorded exception, which may pass through several traced calls."""
 Method = TypeVar("Method", bound=Callable[..., None])
 
 
@@ -61,11 +62,11 @@ class Instrumentation:
     """One side of one connector object; without a recorder it records nothing.
 
     Attributes:
-        recorder: what records.
+        recorder: the recorder.
         source: the encoded attributes that say who recorded.
-        sees_ends: whether the probe is asked for the transfers that a report of the workers ends.
-        sees_reports: whether it is asked what the connector made of such a report.
-        unprobed: why the probe sees nothing; None while it works.
+        sees_ends: whether the probe reports the transfers that a report of the workers ends.
+        sees_reports: whether it reports the connector's reaction to such a report.
+        unprobed: why there is no working probe; None while it works.
     """
 
     def __init__(
@@ -77,11 +78,11 @@ class Instrumentation:
         self._name = name
         self._probe = probe or Probe()
         self._failing: dict[str, int] = {}
-        """Questions to the probe that failed the last time they were asked, and how often in a row."""
+        """Probe methods whose last call failed, with the number of consecutive failures."""
         self._log_again_s: dict[str, float] = {}
         """When a failure of a kind is logged again."""
         self._no_flush_s = float("-inf")
-        """Until when nobody waits for events to be sent."""
+        """Time until which no call waits for events to be sent."""
         self._is_shut_down = False
         self._last_held_bytes: int | None = None
         self.sees_ends = recorder is not None and type(self._probe).ended is not Probe.ended
@@ -91,8 +92,8 @@ class Instrumentation:
             recorder.join()
 
     def on_init(self, connector: Any) -> None:
-        """After the constructor. From now on each heartbeat asks the probe what the connector holds, until the connector is
-        shut down or gone."""
+        """Called after the constructor. Each later heartbeat asks the probe for the bytes that the connector holds, until the
+        connector is shut down or deleted."""
         if self._recorder is not None:
             self._ask("made", connector, gap=False)
             ref = weakref.ref(connector)
@@ -100,7 +101,7 @@ class Instrumentation:
 
     @fail_open(Kind.FAILURE)
     def on_call_error(self, call: str, start_ns: int, error: Exception, *arguments: Any) -> None:
-        """A call of the connector has raised. It is about the request among its arguments, if there is one."""
+        """Record that a call of the connector raised, for the request among its arguments, if there is one."""
         if getattr(error, _RECORDED, False):
             return
         ids = ids_in(arguments)
@@ -108,18 +109,18 @@ class Instrumentation:
         self._record_error(Kind.FAILURE, self.source, context, start_ns, (call,), error)
 
     def before_shutdown(self, connector: Any) -> None:
-        """Before `shutdown`: what the connector holds is known for the last time."""
+        """Called before `shutdown`: the last chance to read the connector's state."""
         self._last_held_bytes = self._held_bytes(connector)
 
     @fail_open(Kind.HEARTBEAT)
     def on_shutdown(self, error: BaseException | None = None) -> None:
-        """After `shutdown`; vLLM calls it while it handles the `error` that the engine dies of, if it does."""
+        """Called after `shutdown`, which vLLM calls while it handles the `error` that ends the engine, if any."""
         if not self._is_shut_down:
             self._is_shut_down = True
             self._recorder.leave(FLUSH_S, ended_by=cause_of_death(error))
 
     def temporary(self, connector: Any) -> Mapping[str, int]:
-        """What the probe counts that must be 0 when no request is left."""
+        """The probe's counts that must be 0 without requests."""
         return self._ask("temporary", connector) or {}
 
     def _held_bytes(self, connector: Any) -> int | None:
@@ -131,7 +132,7 @@ class Instrumentation:
         return held
 
     def _record(self, kind: Kind, context: RequestContext | None, at_ns: int, values: tuple[Any, ...]) -> None:
-        """Something that takes no time."""
+        """Record an event without a duration."""
         self._recorder.record(kind, self.source, context, at_ns, at_ns, values)
 
     def _record_error(
@@ -157,12 +158,12 @@ class Instrumentation:
         gap: bool = True,
         answered: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """What the probe answers to a question, or what `answered` makes of that; None if it cannot answer.
+        """The probe's answer to a question, or the result of `answered` for it; None if it cannot answer.
 
         Args:
             question: a method of `Probe`.
-            concerns: called if it fails, for the requests that it concerns.
-            gap: whether an event is missing then, and not only a number in one.
+            concerns: called after a failure; returns the requests concerned.
+            gap: whether a whole event is missing then, not only one of its values.
         """
         try:
             answer = getattr(self._probe, question)(*arguments)
@@ -174,10 +175,10 @@ class Instrumentation:
         except Exception:
             self._probe_failed(question, concerns(), gap=gap)
 
-    # What could not be recorded. All of this is called while an exception is handled.
+    # Failures to record. All of these are called while an exception is handled.
 
     def _probe_failed(self, question: str, ids: Iterable[str] | None = (), *, gap: bool = True) -> None:
-        """The probe could not answer. After too many failures of one question in a row it is asked nothing more."""
+        """Handle a failure of the probe. After too many consecutive failures of one question it is switched off."""
         self.unprobed = f"it failed when it was asked for `{question}`: {sys.exception()!r}"
         self._not_recorded(f"probe.{question}", ids, gap=gap)
         self._failing[question] = self._failing.get(question, 0) + 1
@@ -195,12 +196,12 @@ class Instrumentation:
                 self._not_recorded("probe", None)  # transfers that it has shown have no end now
 
     def _not_recorded(self, kind: str, ids: Iterable[str] | None, *, gap: bool = True) -> None:
-        """Something could not be recorded: count it, and log it now and then.
+        """Count a failure to record, and log it occasionally.
 
         Args:
-            kind: of the event, or `probe.<question>`.
-            ids: the requests that it concerns; None if nobody knows, so that it may be any that is open.
-            gap: whether an event is missing for it, and not only a number in one.
+            kind: the kind of the event, or `probe.<question>`.
+            ids: the requests concerned; None if unknown, so that it may be any open request.
+            gap: whether a whole event is missing, not only one of its values.
         """
         if self._recorder is not None:
             with suppress(Exception):

@@ -1,5 +1,5 @@
-"""Calls that a connector passes on to connectors of its own: their spans are children of its span, and a request's end is
-recorded once, by one of them, with the answer of all."""
+"""Calls that a connector passes on to child connectors: their spans are children of its span, and a request's end is recorded
+once, by one of the children, with the combined answer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SPAN_ID_BYTES = 8
 
 
 class Nesting:
-    """Mixed in before `Tracing`, for a connector that is known to have connectors of its own."""
+    """Mixed in before `Tracing`, for a connector that is known to have child connectors."""
 
     _kvtrail_scheduler: SchedulerInstrumentation
     _kvtrail_children: str
-    """The attribute that lists them."""
+    """The attribute that lists the child connectors."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -37,8 +37,8 @@ class Nesting:
 
 @contextmanager
 def _one_span(connector: Any) -> Iterator[None]:
-    """What the connector records inside is one span, with an id that is known before it ends: it is the parent of what its
-    own connectors record meanwhile, those that are traced."""
+    """A context in which the connector records one span, with an id that is known in advance: it is the parent of the spans
+    of its traced child connectors."""
     span_id = token_bytes(_SPAN_ID_BYTES)
     with ExitStack() as stack:
         stack.enter_context(connector._kvtrail_scheduler.placed(span_id=span_id))
@@ -48,8 +48,8 @@ def _one_span(connector: Any) -> Iterator[None]:
 
 
 def _end_together(connector: Any) -> None:
-    """What all children answer at a request's end is recorded by the one that hands requests on to another engine, or else
-    by the first."""
+    """The child that records the combined answer at a request's end: the one that hands requests on to another engine, or
+    else the first."""
     own = connector._kvtrail_scheduler
     children = [each for each in _traced_children(connector) if each._kvtrail_scheduler.recorder is not None]
     if own.recorder is None or not children:

@@ -1,4 +1,4 @@
-"""What a connector plans, and what leaves its store: what a probe saw of a step, written to the recorder."""
+"""Records a connector's plans and evictions, as observed by a probe in a step."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from kvtrail.tracer.events.semconv import Kind
 logger = logging.getLogger("vllm.kvtrail")
 
 MAX_JOBS = 65_536
-"""Numbered transfers that are remembered with their request."""
+"""Maximum number of numbered transfers that are remembered with their request."""
 CALLERS = "_kvtrail_callers"
-"""Attribute of a connector's metadata in which the scheduler's side passes where requests are in their callers' traces."""
+"""Attribute of a connector's metadata in which the scheduler's side passes the requests' contexts in their callers'
+traces."""
 
 
 class Plans:
@@ -39,7 +40,7 @@ class Plans:
         return set(self._jobs.values())
 
     def seen(self, seen: Seen, metadata: Any, output: Any, at_ns: int) -> None:
-        """Record what the probe saw of a step, in the order in which it happens: evictions make room for stores."""
+        """Record the probe's observations of a step, in order: evictions come before the stores that need the space."""
         loads, stores, evicted, flushed, events = seen
         callers: dict[str, tuple[bytes, bool]] = {}
         for plan in loads:
@@ -47,7 +48,7 @@ class Plans:
         self.evicted(evicted, at_ns)
         for plan in stores:
             self._planned(Kind.STORE_PLAN, plan, output, at_ns, callers)
-        if callers:  # workers in other processes cannot derive these as they do the others
+        if callers:  # workers in other processes cannot derive these contexts
             try:
                 setattr(metadata, CALLERS, callers)
             except (AttributeError, TypeError):
@@ -72,7 +73,7 @@ class Plans:
             self._record(Kind.EVICT, None, at_ns, (key, tokens, size, tier, name))
 
     def job(self, kind: Kind, number: int, more: tuple[Any, ...]) -> None:
-        """A numbered transfer has ended, or is waited for. Of one that was not planned the request is unknown."""
+        """Record the end of a numbered transfer, or a wait for it. The request of an unplanned transfer is unknown."""
         request_id = self._jobs.get(number)
         context = None if request_id is None else self._recorder.contexts.of_id(request_id)
         self._record(kind, context, monotonic_ns(), (number, *more))
@@ -80,8 +81,8 @@ class Plans:
     def _planned(
         self, kind: Kind, plan: Planned, output: Any, at_ns: int, callers: dict[str, tuple[bytes, bool]]
     ) -> None:
-        """A load or a store is planned. Adds the request to `callers` if its trace is a caller's: its root there,
-        and whether that is sampled."""
+        """Record a planned load or store. Adds the request to `callers` if its trace is a caller's: its root there, and
+        whether that is sampled."""
         try:
             request_id, start, tokens, blocks, keys, job, present, by_group, group_starts = plan
             context: RequestContext = self._recorder.contexts.of_id(request_id)

@@ -1,8 +1,8 @@
-"""What vLLM's own prefix cache has stored and removed, recorded in its place among the lookups.
+"""Records stores and removals of vLLM's own prefix cache, in order with the lookups.
 
-vLLM's KV events say the same and cost more: they carry the tokens and extra keys of blocks (`benchmarks/prefix_cache.py`). So
-the two methods through which all changes of the pool's map go are wrapped. What they do and answer stays as it is, and a map
-of an unknown form is left alone.
+vLLM's KV events have the same information but cost more: they carry the tokens and extra keys of blocks
+(`benchmarks/prefix_cache.py`). So this module wraps the two methods that make all changes of the pool's map. Their behavior
+and results do not change, and a map of an unknown form is not wrapped.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _OURS = "_kvtrail_prefix_cache"
 
 
 def can_be_followed(pool: Any) -> bool:
-    """Whether a block pool's map has a form that is known."""
+    """Whether a block pool's map has a known form."""
     held = getattr(pool, "cached_block_hash_to_block", None)
     return held is not None and shows_changes(type(held)) and isinstance(getattr(held, "_cache", None), dict)
 
 
 class PrefixCacheEvents(CacheEvents):
-    """The changes of one block pool's prefix cache. Of a block with copies, the first that is stored and the last that is
-    removed are recorded."""
+    """The changes of one block pool's prefix cache. If a block has copies, the first store and the last removal are
+    recorded."""
 
     @classmethod
     def of(cls, pool: Any, recorder: Recorder, *, has_groups: bool) -> PrefixCacheEvents:
-        """The one of this pool: the children of a MultiConnector share it. `has_groups` says whether there are several KV
-        cache groups."""
+        """The instance of this pool, shared by the children of a MultiConnector. `has_groups` says whether there are several
+        KV cache groups."""
         held: PrefixCacheEvents | None = getattr(pool, _OURS, None)
         if held is None:
             held = cls(recorder, pool, has_groups)
@@ -47,7 +47,7 @@ class PrefixCacheEvents(CacheEvents):
         super().__init__(recorder)
         self._pool, self._has_groups = pool, has_groups
         self._map: Any = None
-        """The one that is followed: each reset makes a new one."""
+        """The observed map: each reset creates a new one."""
 
     def stop(self, source: bytes, step: int, at_ns: int) -> None:
         if self._map is not None:

@@ -1,4 +1,4 @@
-"""What is read of vLLM's objects, whatever version they are of."""
+"""Reads values from vLLM's objects, for any version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ids_in(arguments: Iterable[Any]) -> tuple[str, ...]:
 
 
 def ids_of_step(output: Any) -> set[str] | None:
-    """The requests of a `SchedulerOutput`; None if it does not say."""
+    """The requests of a `SchedulerOutput`; None if it does not have them."""
     try:
         return {*output.num_scheduled_tokens, *(output.preempted_req_ids or ())}
     except Exception:
@@ -26,9 +26,9 @@ def ids_of_step(output: Any) -> set[str] | None:
 
 
 def hit_sources(connector: Any, request: Any, external: int) -> tuple[str, ...] | None:
-    """Where external tokens come from, by the connector's own account; None if it gives none."""
+    """The source of external tokens according to the connector; None if it names none."""
     try:
         counted = connector.get_external_cache_hit_sources(request, external)
         return tuple(f"{source.value}:{int(tokens)}" for source, tokens in counted.items())
-    except Exception:  # it is asked for this one span only: what fails here must not end the recording
+    except Exception:  # it is called only for this one span: a failure must not end the recording
         return None

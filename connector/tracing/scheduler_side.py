@@ -1,6 +1,6 @@
-"""The scheduler's side of the instrumentation: lookups, allocations, steps, and what a probe sees of them.
+"""The scheduler's side of the instrumentation: lookups, allocations, steps, and a probe's observations of them.
 
-The calls of every step, and lookups, are written out in one piece: shared wrappers cost a step 3 % (`benchmarks/throughput.py
+The calls of every step, and lookups, are not factored into shared wrappers, which cost a step 3 % (`benchmarks/throughput.py
 thread`).
 """
 
@@ -35,9 +35,9 @@ from kvtrail.tracer.events.events import FIELDS
 from kvtrail.tracer.events.semconv import Kind
 
 MOST_FAILED = 256
-"""Requests that end with an error in one step, and are remembered until the workers' report is recorded."""
+"""Maximum number of requests with an error that are remembered until the workers' report is recorded."""
 SAFE_ANSWER = (0, False)
-"""Nothing is loaded, vLLM computes the tokens itself. Always legal: vLLM may ignore a connector's answer."""
+"""The answer that loads nothing: vLLM computes the tokens itself. It is always legal."""
 _NO_POOL = SimpleNamespace(cached_block_hash_to_block=None)
 _END_UNKNOWN = (None,) * len(FIELDS[Kind.REQUEST])
 
@@ -51,8 +51,8 @@ class SchedulerInstrumentation(Instrumentation):
 
     Attributes:
         forced_misses: requests with wrong loads: under `guard: heal` their lookups answer 0, and vLLM computes them.
-        ends_by: who records a request's end when this one hears of it: a traced MultiConnector knows what all of its children
-            answered, and lets one of them record that; None where another one does.
+        ends_by: the side that records a request's end when this one receives it: a traced MultiConnector knows the combined
+            answer of its children, and lets one of them record it; None if another one does.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class SchedulerInstrumentation(Instrumentation):
         has_groups: bool = False,
         records_hashes: bool = True,
     ) -> None:
-        """`lease` says how long the connector keeps an ended request's blocks, in seconds; `guard`, what to do with a
+        """`lease` returns how long the connector keeps an ended request's blocks, in seconds; `guard` is the action for a
         lookup's answer that breaks the contract; `unannounced`, whether this vLLM has no `on_new_request`; `has_groups`,
-        whether there are several KV cache groups; the others, what is recorded at level `detailed`."""
+        whether there are several KV cache groups; the others select the data recorded at level `detailed`."""
         super().__init__(recorder, name=name, source=source, probe=probe)
         self._level = LevelSwitch() if recorder is None else recorder.level
         self._call_source = source
@@ -85,9 +85,9 @@ class SchedulerInstrumentation(Instrumentation):
         self._adapters = Adapters()
         self._pool: Any = _NO_POOL
         self._cached: Any = None
-        """The pool's map of cached blocks when it was last looked at."""
+        """The pool's map of cached blocks at the last check."""
         self._failed: deque[RequestContext] = deque(maxlen=MOST_FAILED)
-        """Requests that vLLM has ended with an error: before it says which blocks could not be loaded."""
+        """Requests that vLLM has ended with an error, before it reports which blocks could not be loaded."""
         self._reset_step = -1
         """The first step after the last reset of vLLM's cache."""
         self._has_groups, self._records_caches = has_groups, records_hashes
@@ -98,7 +98,7 @@ class SchedulerInstrumentation(Instrumentation):
 
     @contextmanager
     def placed(self, *, span_id: bytes = b"", parent_id: bytes = b"") -> Iterator[None]:
-        """Inside, lookups and allocations have this id, or are children of this span."""
+        """A context in which lookups and allocations have this id, or are children of this span."""
         before = self._call_source
         self._call_source += (of_span(span_id) if span_id else b"") + (inside(parent_id) if parent_id else b"")
         try:
@@ -106,7 +106,7 @@ class SchedulerInstrumentation(Instrumentation):
         finally:
             self._call_source = before
 
-    # In the order of a request's life.
+    # In the order of a request's calls.
 
     @fail_open(Kind.CACHE_RESET)
     def on_pool_bound(self, bound: Any) -> None:
@@ -156,7 +156,7 @@ class SchedulerInstrumentation(Instrumentation):
         try:
             total, (returned, is_async) = request.num_tokens, answer
             if returned is not None and returned.__class__ is not int:
-                returned = int(index(returned))  # a numpy number; whatever else it is, nothing is made up
+                returned = int(index(returned))  # a numpy number; other types are not converted
             if self._guard is not Guard.OBSERVE and (
                 contract.breach(total, computed, matched, returned, is_async)
                 or (returned and request.request_id in self.forced_misses)
@@ -180,18 +180,18 @@ class SchedulerInstrumentation(Instrumentation):
 
     @fail_open(Kind.PREEMPT)
     def _record_preemption(self, request: Any, at_ns: int) -> None:
-        """The request's preemption, if no step has reported it yet: then a reset of vLLM's cache has preempted it."""
+        """Record the request's preemption, if no step has reported it yet: then a reset of vLLM's cache preempted it."""
         self._record_cache_reset(at_ns)
         self._steps.preempted(self._recorder.contexts.of(request), request.request_id, self._step, at_ns)
 
     def _record_cache_reset(self, at_ns: int) -> None:
-        """A reset of vLLM's cache, which makes a new one."""
+        """Handle a reset of vLLM's cache, which creates a new map."""
         if self._pool.cached_block_hash_to_block is not self._cached:
             self._cached, self._reset_step = self._pool.cached_block_hash_to_block, self._step
             self._record(Kind.CACHE_RESET, None, at_ns, (self._step,))
 
     def _record_groups(self, connector: Any, request: Any, computed: int, claimed: int, at_ns: int) -> None:
-        """What each KV cache group holds, before the lookup that claims something of all of them."""
+        """Record the contents of each KV cache group, before the lookup that makes a claim about all of them."""
         context = self._recorder.contexts.of(request)
         for group, boundaries in self._ask("groups", connector, request, computed, claimed, gap=False) or ():
             matched = boundaries[-1] if boundaries else 0
@@ -208,7 +208,7 @@ class SchedulerInstrumentation(Instrumentation):
         error: Exception | None = None,
     ) -> None:
         """After `update_state_after_alloc`, which may have raised; with the block table if the request's epoch is recorded
-        in detail. What the allocation has pushed out of vLLM's prefix cache is recorded before it."""
+        in detail. Evictions from vLLM's prefix cache by the allocation are recorded before it."""
         self._flush_cache_events(monotonic_ns())
         context: RequestContext = self._recorder.contexts.of(request)
         if context.detailed_epoch != context.epoch:
@@ -233,7 +233,7 @@ class SchedulerInstrumentation(Instrumentation):
         self._record_error(Kind.LOOKUP, self._call_source, context, start_ns, values, error)
 
     def on_step(self, connector: Any, output: Any, metadata: Any) -> None:
-        """After `build_connector_meta`: what the step does to requests, and what the probe saw of it."""
+        """After `build_connector_meta`: record the step's effects on requests, and the probe's observations."""
         if self._recorder is None:
             return
         at_ns, any_detailed = monotonic_ns(), self._level.any_detailed
@@ -252,7 +252,9 @@ class SchedulerInstrumentation(Instrumentation):
                 or output.preempted_req_ids
                 or output.scheduled_cached_reqs.resumed_req_ids
             ):
-                pool = None if self._reset_step == self._step else self._pool  # what a reset has freed, loads may hold
+                pool = (
+                    None if self._reset_step == self._step else self._pool
+                )  # blocks that a reset has freed may be held by loads
                 self._steps.record(connector, output, pool, self._step, at_ns)
         except Exception:
             self._not_recorded(Kind.SCHEDULE, ids_of_step(output))
@@ -264,7 +266,7 @@ class SchedulerInstrumentation(Instrumentation):
         seen = self._ask("stepped", connector, metadata, concerns=lambda: ids_of_step(output))
         if seen is not None:
             if any_detailed:
-                self._flush_cache_events(at_ns, is_planned=True)  # whichever cache loses a block last is recorded last
+                self._flush_cache_events(at_ns, is_planned=True)  # the cache that loses a block last is recorded last
             self._record_seen(seen, metadata, output, at_ns)
         if any_detailed and self._level.detailed and at_ns >= self._holdings.due_ns:
             try:
@@ -306,7 +308,7 @@ class SchedulerInstrumentation(Instrumentation):
 
     @fail_open(Kind.NOTIFICATION, concerns_all=True)
     def _record_reported(self, connector: Any, output: Any, at_ns: int) -> None:
-        """What the connector made of the workers' report: what it gives up is given up before its end is recorded."""
+        """Record the connector's reaction to the workers' report: releases are recorded before the end."""
         if seen := self._probe.reported(connector, output):
             self._plans.events(seen, at_ns)
 
@@ -329,8 +331,8 @@ class SchedulerInstrumentation(Instrumentation):
 
     @fail_open(Kind.REQUEST)
     def on_request_finished(self, request: Any, answer: Any, blocks: Any = None) -> None:
-        """After `request_finished`, which is given the blocks that the request holds, and answers whether the connector keeps
-        them, and what goes to the client."""
+        """After `request_finished`, which receives the request's blocks, and returns whether the connector keeps them, and
+        the parameters for the client."""
         context = self._recorder.contexts.of(request)
         if isinstance(answer, tuple) and answer and (answer[0] or getattr(request, "kv_transfer_params", None)):
             self._record_given(request, context, answer)
@@ -340,7 +342,7 @@ class SchedulerInstrumentation(Instrumentation):
 
     @fail_open(Kind.REQUEST)
     def _record_end(self, request: Any, context: RequestContext, answer: Any, blocks: Any) -> None:
-        """The end of a request. The blocks are recorded of one that is to be handed on and was preempted."""
+        """Record the end of a request, with the blocks if it is to be handed on and was preempted."""
         if context.ended is None:  # another child of a MultiConnector that is not traced may have recorded it
             values: tuple[Any, ...]
             delayed = False
@@ -356,7 +358,7 @@ class SchedulerInstrumentation(Instrumentation):
                 used = (getattr(request, "num_prompt_tokens", None), context.cached)
                 lease_s = self._lease_s(context.request_id) if delayed else None
                 values = (*counts, outcome, delayed, *held, self._step, *hashes, handoff, lease_s, *used)
-            except Exception:  # an end without its numbers is an end all the same
+            except Exception:  # record the end even without its numbers
                 self._not_recorded(Kind.REQUEST, (), gap=False)
                 values = _END_UNKNOWN
             self._recorder.record(Kind.REQUEST, self.source, context, context.start_ns, monotonic_ns(), values)
@@ -364,14 +366,14 @@ class SchedulerInstrumentation(Instrumentation):
 
     @fail_open(Kind.HANDOFF)
     def _record_taken(self, request: Any, context: RequestContext) -> None:
-        """What the request is to read of another engine, if it is."""
+        """Record the hand-off that the request is to read from another engine, if any."""
         values = handoffs.taken(request, self._recorder.contexts.name_of, with_blocks=self._level.detailed)
         if values is not None:
             self._record(Kind.HANDOFF, context, monotonic_ns(), values)
 
     @fail_open(Kind.HANDOFF)
     def _record_given(self, request: Any, context: RequestContext, answer: tuple[Any, ...]) -> None:
-        """What is handed over of the request, if anything is."""
+        """Record the hand-off of the request to another engine, if any."""
         name_of, computed = self._recorder.contexts.name_of, request.num_computed_tokens
         detailed = self._level.detailed
         values = handoffs.given(
@@ -381,7 +383,7 @@ class SchedulerInstrumentation(Instrumentation):
             self._record(Kind.HANDOFF, context, monotonic_ns(), values)
 
     def _lease_s(self, request_id: str) -> int | None:
-        """For how many seconds the connector keeps the blocks of an ended request; None where that is not known."""
+        """The number of seconds for which the connector keeps the blocks of an ended request; None if unknown."""
         try:
             lease_s = None if self._lease is None else self._lease(request_id)
             return None if lease_s is None else max(0, round(lease_s))
@@ -400,8 +402,8 @@ class SchedulerInstrumentation(Instrumentation):
         self._plans.seen(seen, metadata, output, at_ns)
 
     def _holders(self, blocks: Collection[int]) -> Iterator[tuple[RequestContext, list[list[int]]]]:
-        """The requests that were given some of these blocks, and those blocks by KV cache group. Rare: only after a failed
-        load, which may have ended its request by now."""
+        """The requests that received some of these blocks, and the blocks by KV cache group. Rare: only after a failed load,
+        which may have ended its request by now."""
         for context in (*self._recorder.contexts.open.values(), *self._failed):
             if context.blocks is not None:
                 held = [[block for block in ids if block in blocks] for ids in context.blocks.get_block_ids()]
@@ -411,15 +413,15 @@ class SchedulerInstrumentation(Instrumentation):
                     yield context, held
 
     def _follow_store(self, connector: Any) -> None:
-        """Follow what the connector's store gains and loses, if its probe can."""
+        """Observe the changes of the connector's store, if its probe can."""
         contents = self._ask("contents", connector, gap=False)
         self._records_caches = "contents" not in self._failing
         if contents is not None and self._recorder is not None:
             self._store = StoreEvents(self._recorder, contents)
 
     def _flush_cache_events(self, at_ns: int, *, can_wait: bool = False, is_planned: bool = False) -> None:
-        """Record what the connector's store has gained and lost, by the step before, and then vLLM's prefix cache, which
-        `can_wait`; a store that has changed in the step that `is_planned` comes after it."""
+        """Record the changes of the connector's store in the previous step, and then those of vLLM's prefix cache, which
+        `can_wait`; a store that changed in the step that `is_planned` is recorded after it."""
         if not self._level.any_detailed:
             return
         is_later = is_planned and self._store is not None and self._store.changes_in_plans
@@ -446,6 +448,6 @@ class SchedulerInstrumentation(Instrumentation):
 
 
 def _matched(answer: tuple[Any, bool | None]) -> tuple[int | None, bool | None]:
-    """What a probe says of a lookup, with a number of numpy's as one of Python's."""
+    """A probe's answer about a lookup, with numpy numbers converted to Python's."""
     matched, cached = answer
     return None if matched is None else int(index(matched)), cached

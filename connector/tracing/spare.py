@@ -1,7 +1,8 @@
-"""How long the scheduler has had spare capacity: the means to run one more request. Rules with a deadline count this
-time alone, since a busy engine lets requests wait for as long as it is busy.
+"""The time in which the scheduler had spare capacity to run one more request. Deadline rules count only this time, since on a
+busy engine requests wait as long as it is busy.
 
-vLLM hands its scheduler to no connector. It is found once, as the one that hands over its KV cache manager, and only read.
+vLLM does not pass its scheduler to connectors. It is found once, as the caller that passes its KV cache manager, and only
+read.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ import weakref
 from typing import Any
 
 LONGEST_NS = 5 * 10**9
-"""What counts at most of the time from one step to the next: a scheduler that makes no steps admits nobody."""
+"""Maximum counted time between two steps: a scheduler without steps admits no requests."""
 FRAMES = 16
-"""Calls between the scheduler and its connector at most: a MultiConnector passes them on."""
+"""Maximum call depth between the scheduler and its connector: a MultiConnector passes calls on."""
 
 
 class SpareCapacity:
-    """Follows one scheduler, step by step.
+    """Observes one scheduler, step by step.
 
     Attributes:
-        total_ns: how long it has had the means to run one more request.
-        has_spare: whether it had them after its last step.
+        total_ns: total time with spare capacity.
+        has_spare: whether it had spare capacity after its last step.
     """
 
     def __init__(self, scheduler: Any) -> None:
         """
         Raises:
-            AttributeError: this vLLM's scheduler is of another form.
+            AttributeError: this vLLM's scheduler has another structure.
         """
         self.total_ns = 0
         self._scheduler = weakref.ref(scheduler)
@@ -42,26 +43,26 @@ class SpareCapacity:
         ]
         config = scheduler.scheduler_config
         self._shares_steps = config.enable_chunked_prefill and scheduler.lora_config is None
-        """Whether a request is admitted into any room that is left: a prompt that must run in one step, or needs an adapter's
-        slot, may have to wait for those that run."""
+        """Whether a request can use any remaining capacity: a prompt that must run in one step, or needs an adapter's slot,
+        may have to wait for running requests."""
         self.has_spare = False
         self._at_ns = 0
         self._output: Any = None
 
     @property
     def is_paused(self) -> bool | None:
-        """Whether the scheduler is paused; None where vLLM cannot pause it."""
+        """Whether the scheduler is paused; None if vLLM cannot pause it."""
         state = getattr(self._scheduler(), "pause_state", None)
         return None if state is None else bool(state)
 
     @property
     def running(self) -> int | None:
-        """How many requests run, inside a step, too; None once the scheduler is gone."""
+        """The number of running requests, also within a step; None after the scheduler was deleted."""
         scheduler = self._scheduler()
         return None if scheduler is None else len(scheduler.running)
 
     def step(self, output: Any, at_ns: int) -> None:
-        """After a step was scheduled, which several connectors may report."""
+        """Called after a step was scheduled, possibly by several connectors."""
         if output is self._output:
             return
         if self.has_spare:
@@ -77,8 +78,8 @@ class SpareCapacity:
         )
 
     def _has_room(self, scheduled: int) -> bool:
-        """Whether tokens are left in the step, and blocks for the longest request that waits. Those that load may have blocks
-        reserved for the rest of their prompts."""
+        """Whether the step has tokens left, and the pool blocks for the longest waiting request. Loading requests may have
+        blocks reserved for the rest of their prompts."""
         if not self._shares_steps or 2 * scheduled > self._tokens:
             return False
         lengths = [request.num_tokens for queue in self._waiting for request in queue]
@@ -88,7 +89,7 @@ class SpareCapacity:
         return bool(self._pool.get_num_free_blocks() >= needed)
 
     def _is_idle(self, scheduler: Any) -> bool:
-        """Whether no request runs, loads, or holds blocks after its end, so that nothing is left to wait for."""
+        """Whether no request runs, loads, or holds blocks after its end."""
         received = scheduler.finished_recving_kv_req_ids
         return not any(
             request.is_finished()
@@ -98,8 +99,8 @@ class SpareCapacity:
 
 
 def spare_capacity(pool: Any) -> SpareCapacity | None:
-    """That of the scheduler with this block pool, in one of the calls that led here; None if there is none, or one of an
-    unknown form."""
+    """The spare capacity of the scheduler with this block pool, found in the call stack; None if there is none, or if it has
+    an unknown structure."""
     frame = sys._getframe(1)
     for _ in range(FRAMES):
         caller = frame.f_locals.get("self")

@@ -1,8 +1,8 @@
-"""What a scheduling step does to requests: preemptions, first and later steps, and what each runs.
+"""Records a scheduling step's effects on requests: preemptions, first and later steps, and the tokens of each.
 
-A step of an engine with hundreds of requests says nearly nothing new: most of them decode one token into a block that they
-hold already. So a later step of a request is recorded where it says something, and all of these together as one event
-(`benchmarks/throughput.py running` has what that costs).
+A step of an engine with hundreds of requests has almost no new information: most of them decode one token into a block that
+they already hold. So a later step of a request is recorded only if it has new information, and all of these together as one
+event (`benchmarks/throughput.py running` measures the cost).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from kvtrail.tracer.events.semconv import Kind
 
 _DETAILED = attrgetter("detailed")
 Run = tuple[int | None, int | None, int | None]
-"""What a step runs of a request: its computed tokens at the beginning, the scheduled ones, and the drafted among these."""
+"""A request's tokens in a step: computed at the beginning, scheduled, and drafted among these."""
 NOT_RUN: Run = (None, None, None)
 TABLE_RESYNC_NS = 60 * 10**9
-"""How long until a request's whole block table is recorded again."""
+"""Interval after which a request's whole block table is recorded again."""
 RESYNC_SCAN_NS = 10 * 10**9
-"""How long until tables that are due are searched for again, once all of those have been recorded."""
+"""Interval between searches for due tables, after all due ones have been recorded."""
 
 
 class Steps:
     """Records the steps of one connector object.
 
     Attributes:
-        previous: vLLM's output of the step before, None before the first one.
+        previous: vLLM's output of the previous step, None before the first one.
     """
 
     def __init__(self, recorder: Recorder, source: bytes) -> None:
@@ -42,13 +42,13 @@ class Steps:
         self._level = recorder.level
         self.previous: Any = None
         self._fresh: set[str] = set()
-        """The requests that ran more than one token in the last step, or for the first time: where they are now shows what
-        came of that, and how long it took."""
+        """The requests that ran more than one token in the last step, or for the first time: their current position shows the
+        result and the duration."""
         self._watched: set[str] = set()
         self._last: Mapping[str, int] = {}
-        """What the last step ran, in tokens by request."""
+        """Tokens by request in the last step."""
         self._tables: deque[str] = deque()
-        """The requests with a table to record again, one a step: so that no lost table stays unknown for ever."""
+        """The requests with a table to record again, one per step, so that no lost table stays unknown forever."""
         self._next_scan_ns = 0
         self._preempted: dict[str, int] = {}
         """The epoch that began with the last recorded preemption of a request."""
@@ -58,7 +58,7 @@ class Steps:
         self._watched.add(request_id)
 
     def ended(self, request_id: str) -> None:
-        """The request has ended."""
+        """Note that the request has ended."""
         self._watched.discard(request_id)
         self._preempted.pop(request_id, None)
 
@@ -73,7 +73,7 @@ class Steps:
             self._record(Kind.PREEMPT, context, at_ns, (free, number, self._reached(request_id)))
 
     def record(self, connector: Any, output: Any, pool: Any, number: int, at_ns: int) -> None:
-        """Record a `SchedulerOutput`, the step of this number. `pool` is vLLM's block pool, as far as it is known."""
+        """Record a `SchedulerOutput`, the step with this number. `pool` is vLLM's block pool, if known."""
         of_id, running = self._recorder.contexts.of_id, output.scheduled_cached_reqs
         if output.preempted_req_ids:
             free = _left_free(pool, output)
@@ -101,8 +101,8 @@ class Steps:
                 self._resync_table(connector, output, recorded, number, at_ns)
 
     def _reached(self, request_id: str) -> int | None:
-        """The tokens of a request that were computed by the end of the step before; None where that is not certain: the step
-        did not run it, drafts may have been refused, or loads may have failed."""
+        """The request's computed tokens at the end of the previous step; None if uncertain: the step did not run it, drafts
+        may have been rejected, or loads may have failed."""
         before = self.previous
         scheduled = None if before is None else before.num_scheduled_tokens.get(request_id)
         if scheduled is None or request_id in self._watched or request_id in before.scheduled_spec_decode_tokens:
@@ -115,7 +115,7 @@ class Steps:
     def _record_first(
         self, context: RequestContext, output: Any, run: tuple[int, int, bool], blocks: Any, number: int, at_ns: int
     ) -> None:
-        """The first step of a request's epoch, with its whole block table."""
+        """Record the first step of a request's epoch, with its whole block table."""
         table = by_group = drafted = None
         if context.detailed:
             drafted = len(output.scheduled_spec_decode_tokens.get(context.request_id, ()))
@@ -165,7 +165,8 @@ class Steps:
     def _resync_table(
         self, connector: Any, output: Any, recorded: Collection[RequestContext], number: int, at_ns: int
     ) -> None:
-        """Record the whole table of one request, if its step says nothing new and its table was last recorded long ago."""
+        """Record the whole table of one request, if its step has no new information and its table was last recorded long
+        ago."""
         running, requests = output.scheduled_cached_reqs, self._recorder.contexts.open
         manager = getattr(connector, "_kv_cache_manager", None)
         if manager is None:
@@ -192,7 +193,7 @@ class Steps:
             self._record(Kind.SCHEDULE, context, at_ns, values)
 
     def _rows_to_record(self, output: Any) -> list[int]:
-        """The places in `req_ids` of the requests with something new in their step, in order."""
+        """The indexes in `req_ids` of the requests with new information in their step, in order."""
         running, scheduled, new = output.scheduled_cached_reqs, output.num_scheduled_tokens, output.scheduled_new_reqs
         ids, count = running.req_ids, len(running.req_ids)
         rows = list(compress(range(count), running.new_block_ids))
@@ -210,7 +211,7 @@ class Steps:
         if beyond != sum(map(scheduled.__getitem__, map(ids.__getitem__, rows))) - len(rows):
             rows = sorted({*rows, *[n for n, request_id in enumerate(ids) if scheduled[request_id] > 1]})
         left = len(output.finished_req_ids) + len(output.preempted_req_ids or ())
-        if count - len(running.resumed_req_ids) != len(self._last) - left:  # one was left out of a step
+        if count - len(running.resumed_req_ids) != len(self._last) - left:  # one was not in a step
             rows = sorted({*rows, *[n for n, request_id in enumerate(ids) if request_id not in self._last]})
         return rows
 
@@ -219,21 +220,21 @@ class Steps:
 
 
 def run_of(context: RequestContext, output: Any) -> Run:
-    """What a step runs of a request; no tokens, where it does not run it."""
+    """A request's tokens in a step; zeros if it does not run."""
     if context.request is None:
         return NOT_RUN
     computed, scheduled = context.request.num_computed_tokens, output.num_scheduled_tokens.get(context.request_id, 0)
-    if not (computed or scheduled):  # preempted: nobody says how much of it was computed before
+    if not (computed or scheduled):  # preempted: the number of computed tokens before is unknown
         return NOT_RUN
     return computed, scheduled, len(output.scheduled_spec_decode_tokens.get(context.request_id, ()))
 
 
 InGroups = tuple[tuple[int, ...], tuple[int, ...] | None]
-"""Block ids, those of one KV cache group after those of another, and how many each has; None where there is one."""
+"""Block ids, group by group, and the number of blocks of each KV cache group; None for a single group."""
 
 
 def in_groups(blocks: Sequence[Sequence[int]] | None) -> InGroups:
-    """The ids of a block table, by KV cache group, as events have them."""
+    """The ids of a block table, by KV cache group, in the form of events."""
     if blocks is None:
         return (), None
     if len(blocks) == 1:
@@ -242,22 +243,22 @@ def in_groups(blocks: Sequence[Sequence[int]] | None) -> InGroups:
 
 
 def held_at_end(blocks: Any) -> InGroups:
-    """The block ids that a connector is given at a request's end, as a list, or a tuple of one for each KV cache group."""
+    """The block ids that a connector receives at a request's end, as a list, or a tuple with a list for each KV cache
+    group."""
     return in_groups((blocks,) if isinstance(blocks, list) else blocks)
 
 
 def _added(blocks: Sequence[Sequence[Sequence[int]] | None]) -> list[Sequence[Sequence[int]]]:
-    """The blocks that a step adds to requests, by KV cache group. vLLM has None where it adds none; how many groups there are
-    is then seen from another request."""
+    """The blocks that a step adds to requests, by KV cache group. vLLM has None if it adds none; the number of groups is then
+    taken from another request."""
     some = next(filter(None, blocks), None)
     none: Sequence[Sequence[int]] = ((),) * (1 if some is None else len(some))
     return [none if each is None else each for each in blocks]
 
 
 def _left_free(pool: Any, output: Any) -> int | None:
-    """The blocks that preemptions left free: those that are free after the step, and those that it used; too many, where the
-    step has also given back what a window has left behind. None where that cannot be seen: another vLLM may keep its blocks
-    elsewhere."""
+    """The number of blocks that preemptions freed: free after the step, or used by it; too high if the step also freed blocks
+    outside a window. None if unknown: another vLLM may keep its blocks elsewhere."""
     used = [new.block_ids for new in output.scheduled_new_reqs]
     used += [blocks for blocks in output.scheduled_cached_reqs.new_block_ids if blocks is not None]
     if not hasattr(pool, "get_num_free_blocks"):

@@ -1,9 +1,9 @@
 """`Traced<X>`: a subclass of any connector class X that records the calls between vLLM's scheduler and X.
 
 It is a subclass and not a wrapper, because vLLM asks classes, not objects (`issubclass(cls, SupportsHMA)`,
-`get_required_kvcache_layout`, `build_prom_metrics`, ...), and a subclass answers every such question as X does. Of a worker's
-methods those are overridden that vLLM calls once a step or less, for their exceptions, and those that copy, if a probe sees
-what they copy. What vLLM calls for every layer stays as it is.
+`get_required_kvcache_layout`, `build_prom_metrics`, ...), and a subclass answers every such question as X does. On a worker,
+it overrides methods that vLLM calls at most once per step, for their exceptions, and methods that copy, if a probe observes
+the copies. Methods that vLLM calls for every layer are not overridden.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ WATCHED = (
     "finish_forward", "wait_for_save", "get_finished", "get_transfer_results", "get_block_ids_with_load_errors",
     "build_connector_worker_meta", "clear_connector_metadata",
 )  # fmt: skip
-"""Methods with only their exceptions recorded, where a connector has them."""
+"""Methods for which only exceptions are recorded, if a connector has them."""
 Record = Callable[..., None]
 BINDING = ("bind_kv_cache_manager", "bind_gpu_block_pool")
-"""How vLLM hands over its block pool: in its KV cache manager since 0.30, by itself before; in 0.20 only to a connector with
-this method."""
+"""The method by which vLLM passes its block pool: in its KV cache manager since 0.30, directly before; in 0.20 only to a
+connector with this method."""
 
 
 class Tracing:
@@ -67,21 +67,21 @@ class Tracing:
     """
 
     _kvtrail_plain: Any
-    """The connector class. Its methods are called directly, since `super()` takes three times as long."""
+    """The connector class. Its methods are called directly: `super()` takes three times as long."""
     _kvtrail_takes_cache: bool
-    """Whether the connector's constructor takes vLLM's KV cache configuration: those written for an older vLLM do not."""
+    """Whether the connector's constructor accepts vLLM's KV cache configuration; constructors for an older vLLM do not."""
     _kvtrail: Instrumentation
-    """What records this object's side, the scheduler's or the worker's."""
+    """The instrumentation of this object's side, the scheduler's or the worker's."""
     _kvtrail_scheduler: SchedulerInstrumentation
     _kvtrail_worker: WorkerInstrumentation
-    """The side that this object does not have records nothing."""
+    """The instrumentation of the other side, which records nothing."""
     _kvtrail_finishing = False
     _kvtrail_checks: BlockChecks | None = None
-    """What checks the bytes of blocks, if anything does."""
+    """The checks of block bytes, if enabled."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Sets what the methods of every step need, before the constructor: that may call methods, and the destructor runs
-        even if it fails. These are attributes of the object and of no class, which CPython finds soonest."""
+        """Sets the attributes that the methods of every step need, before the constructor: that may call methods, and the
+        destructor runs even if it fails. They are instance attributes, which CPython finds fastest."""
         self: Any = super().__new__(cls)
         self._kvtrail = self._kvtrail_scheduler = SchedulerInstrumentation()
         self._kvtrail_worker = WorkerInstrumentation()
@@ -138,7 +138,7 @@ class Tracing:
         try:
             reported = ended or out.finished_recving or out.finished_sending or out.invalid_block_ids
         except Exception:
-            reported = True  # another vLLM's report: recorded as far as it is understood
+            reported = True  # a report of another vLLM: recorded as far as possible
         if reported:
             instrumentation.on_worker_output(self, out, ended)
         return result
@@ -182,8 +182,7 @@ class TracingHMA(Tracing):
 
 @cache
 def traced(cls: type, *, name: str | None = None) -> type:
-    """The traced subclass of a connector class, always the same for the same class and name; by default it is called
-    `Traced<X>`.
+    """The traced subclass of a connector class, the same for the same class and name; its default name is `Traced<X>`.
 
     Raises:
         TypeError: `cls` is not a `KVConnectorBase_V1`.
@@ -229,7 +228,7 @@ def traced(cls: type, *, name: str | None = None) -> type:
 def _instrumentation(
     connector: Any, settings: Settings, vllm_config: Any, role: Any, kv_cache_config: Any
 ) -> SchedulerInstrumentation | WorkerInstrumentation:
-    """What records the calls of a connector that has just been made."""
+    """The instrumentation of a new connector."""
     plain, transfer = connector._kvtrail_plain, vllm_config.kv_transfer_config
     name, known = plain_name(plain), by_class(plain)
     if transfer.kv_connector == f"Traced{name}" and known is not None and known.compared_by_name:
@@ -263,7 +262,7 @@ def _instrumentation(
         recorder.level.set(settings.level, settings.level_file)
         if role.name == "SCHEDULER":
             recorder.steps = recorder.steps or 0
-        # vLLM makes its `llm_request` when the request has ended, in another process, by the request's headers.
+        # vLLM creates its `llm_request` after the request has ended, in another process, from the request's headers.
         observability = getattr(vllm_config, "observability_config", None)
         recorder.contexts.invites = getattr(observability, "otlp_traces_endpoint", None) is not None
         logger.info(
@@ -288,7 +287,7 @@ def _instrumentation(
 
 
 def _lease(known: KnownConnector | None, connector: Any) -> Callable[[str], float | None] | None:
-    """How long this connector keeps the blocks of an ended request, by its id, where that is known."""
+    """How long this connector keeps the blocks of an ended request, by its id, if known."""
     if known is None or (lease := known.lease) is None:
         return None
     there = weakref.proxy(connector)
@@ -313,8 +312,8 @@ def _takes_cache(cls: type) -> bool:
 
 
 def _recorded(call: str, plain: Callable[..., Any], record: Record | None) -> Callable[..., Any]:
-    """A method with its exceptions recorded. What `record` sees once the connector has done it: the connector, when it began,
-    what it returned, and its arguments."""
+    """A method with its exceptions recorded. After the connector's method, `record` is called with the connector, the start
+    time, the result, and the arguments."""
 
     @wraps(plain)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -332,11 +331,11 @@ def _recorded(call: str, plain: Callable[..., Any], record: Record | None) -> Ca
 
 
 def _nothing(connector: Any, gpu_block_pool: Any) -> None:
-    """A method that the connector class does not have, though vLLM calls it where there is one."""
+    """A method that vLLM calls if it exists, and that the connector class lacks."""
 
 
 def _read(what: str, read: Callable[[], Any]) -> Any:
-    """What another vLLM or connector may call differently; None if it cannot be read."""
+    """A value that another vLLM or connector may name differently; None if it cannot be read."""
     try:
         return read()
     except Exception:
@@ -345,7 +344,7 @@ def _read(what: str, read: Callable[[], Any]) -> Any:
 
 
 def _resource(cls: type, vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
-    """What a replay needs to know of the engine; what another vLLM calls differently is left out."""
+    """The engine's properties that a replay needs; values that another vLLM names differently are omitted."""
     import vllm
 
     parallel, scheduler = vllm_config.parallel_config, getattr(vllm_config, "scheduler_config", None)

@@ -1,4 +1,4 @@
-"""The worker's side of the instrumentation: what a step has loaded and stored, and what other engines said."""
+"""The worker's side of the instrumentation: loads and stores of a step, and messages of other engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WorkerInstrumentation(Instrumentation):
 
     @fail_open(Kind.READ, concerns_all=True)
     def on_report(self, connector: Any, report: Any) -> None:
-        """After a call of the connector that reports what has ended: what other engines said."""
+        """Called after the connector has reported ended transfers: record messages of other engines."""
         if seen := self._ask("reported", connector, report, concerns=lambda: None):
             at_ns, contexts = monotonic_ns(), self._recorder.contexts
             with_blocks = self._recorder.level.detailed
@@ -28,7 +28,7 @@ class WorkerInstrumentation(Instrumentation):
 
     @fail_open(Kind.LOAD, concerns_all=True)
     def on_copy(self, kind: Kind, connector: Any, start_ns: int) -> None:
-        """After the connector's call that loads or stores: record what this step has copied, in the callers' traces that the
+        """Called after the connector has loaded or stored: record this step's copies, in the callers' traces that the
         scheduler's side passed on."""
         question = "loads" if kind is Kind.LOAD else "stores"
         moved = self._ask(question, connector, concerns=lambda: None)

@@ -1,4 +1,4 @@
-"""The parts of a prompt: the cause of each of its blocks, by what is known of the caches at one moment. Pure."""
+"""The parts of a prompt: the cause of each block, from the known state of the caches at one moment. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from kvtrail.tracer.causes.request_state import HandedOver
 from kvtrail.tracer.model.causes import NOTHING, PEER, Cause, Detail, NotRecorded, Part
 
 MAX_PARTS = 200
-"""Parts of a prompt; beyond that, neighbours of one cause and tier are one part, with what explains the first."""
+"""Maximum number of parts of a prompt; beyond that, adjacent parts with the same cause and tier are merged and keep the first
+part's explanation."""
 
 
 class AdmissionContext(Struct, eq=False):
@@ -24,20 +25,20 @@ class AdmissionContext(Struct, eq=False):
 
     Attributes:
         total: its tokens.
-        computed: those that vLLM's own cache held.
-        possible: those that it may have held, where that is not known of a recurrent group.
-        sources: those that the connector was to load, by tier, where it names tiers.
-        block_size: tokens of a block.
-        chain: the hashes of its full blocks; None where they are not known, which `not_recorded` explains.
-        pending: up to where in the prompt, in blocks, running requests have the same prompt and go on computing it.
-        begun: up to where all of these requests have computed it: with several KV cache groups it may be lost again.
-        pending_by: the request that goes on furthest, and its admission.
+        computed: tokens that vLLM's own cache held.
+        possible: tokens that it may have held, if the state of a recurrent group is unknown.
+        sources: tokens that the connector was to load, by tier, if it names tiers.
+        block_size: number of tokens in a block.
+        chain: the hashes of its full blocks; None if unknown, which `not_recorded` explains.
+        pending: number of blocks of the prompt that running requests have in common and still compute.
+        begun: number of blocks that all of these requests have computed: with several KV cache groups they may be lost again.
+        pending_by: the request that computes the most of them, and its admission.
         shadow: why requests with unknown prompts may be computing; None if there are none.
-        groups: the KV cache groups, where there are several and what a hit needs of each is known.
-        has_groups: whether there are several, and that is not known: only the first one's blocks are.
-        promised: tokens that an earlier load of this epoch was to bring and did not; it failed.
-        promised_by: the tier that they were to come from.
-        handed: what another engine has handed over to the request, if it has.
+        groups: the KV cache groups, if there are several and the needs of a hit are known for each.
+        has_groups: whether there are several groups with unknown needs: only the first group's blocks are known.
+        promised: tokens that an earlier, failed load of this epoch should have loaded.
+        promised_by: the tier that they should have been loaded from.
+        handed: the hand-off from another engine, if there is one.
     """
 
     total: int
@@ -60,24 +61,24 @@ class AdmissionContext(Struct, eq=False):
 
 
 class Store(Struct, eq=False):
-    """A connector's store, as it was asked.
+    """A connector's store at the lookup.
 
     Attributes:
-        cache: what was reported of it.
-        chunk_size: tokens of its chunks.
-        matched: the prefix that it held, by its own account.
-        offered: the tokens that it offered, behind those that vLLM held.
+        cache: its reported changes.
+        chunk_size: number of tokens in its chunks.
+        matched: the prefix that it held, according to the connector.
+        offered: the tokens that it offered after the tokens that vLLM held.
         was_deferred: whether it had answered 'ask me later' before.
-        groups: what it keeps chunks of, with several KV cache groups.
-        is_reported: whether all that it gains and loses is reported, in chunks of whole blocks.
-        why: why not all of it is reported, if it is not.
-        takes: whether what was handed over to the request is read by this connector.
-        is_guarded: whether the guard took back what the connector offered.
-        first: of the chunks that the prompt consists of, the number of the first that vLLM did not hold whole.
-        blocks: blocks of a chunk.
-        states: of each full chunk from this one on.
-        last: the last chunk, where the store has all of a prompt that ends with it; a hit ends before its last token.
-        reach: up to where, in blocks, all that comes before is held, so that it could have been given.
+        groups: the groups of its chunks, with several KV cache groups.
+        is_reported: whether all its changes are reported, in chunks of whole blocks.
+        why: why not all changes are reported, if so.
+        takes: whether this connector reads the request's hand-off.
+        is_guarded: whether the guard replaced the connector's offer.
+        first: the number of the prompt's first chunk that vLLM did not hold completely.
+        blocks: number of blocks in a chunk.
+        states: the states of all full chunks from this one on.
+        last: the last chunk, if the store has the whole prompt and it ends with this chunk; a hit ends before its last token.
+        reach: number of blocks up to which everything is held, so that they could have been offered.
     """
 
     cache: CacheModel
@@ -97,7 +98,7 @@ class Store(Struct, eq=False):
     reach: int = 0
 
     def state(self, block: int) -> BlockChange | None:
-        """What happened to the chunk with this block; None: it never had it, or the prompt ends within the chunk."""
+        """The last event of the chunk with this block; None: the store never had it, or the prompt ends within the chunk."""
         at = block // self.blocks - self.first
         return self.states[at] if 0 <= at < len(self.states) else None
 
@@ -107,7 +108,7 @@ class Store(Struct, eq=False):
 
 
 class _Reason(NamedTuple):
-    """Why a stretch of tokens is what it is: as in a part."""
+    """The reason for a run of tokens, as in a part."""
 
     cause: Cause
     tier: str = ""
@@ -117,7 +118,7 @@ class _Reason(NamedTuple):
 def _explained(
     cause: Cause, tier: str, change: BlockChange | None, *, unstored: str = "", refusal: str = ""
 ) -> _Reason:
-    """A reason with what happened to the blocks, where that is known."""
+    """A reason with the last event of the blocks, if known."""
     at_ns, span_id, by = (0, "", "") if change is None else (change.at_ns, change.span_id, change.by)
     return _Reason(cause, tier, Detail("", at_ns, span_id, by, unstored=unstored, refusal=refusal))
 
@@ -137,14 +138,14 @@ class Attribution:
         self._hole = context.computed // context.block_size if context.block_size else 0
         """The first block that vLLM's lookup did not find."""
         self._unit = context.groups.unit // context.block_size if context.groups else 1
-        """Blocks that are found together or not at all."""
+        """Number of blocks that a lookup finds together or not at all."""
         self._full = context.total // context.block_size if context.block_size else 0
         self._full -= self._full % self._unit
         self._stores = stores
         for store in stores:
             self._look_into(store)
         self._found: list[tuple[_Reason, int, int]] = []
-        """What was found so far: the reason, the first token, and the token after the last."""
+        """The runs so far: the reason, the first token, and the token after the last."""
 
     def parts(self) -> list[Part]:
         """The parts, in order."""
@@ -172,7 +173,7 @@ class Attribution:
         return self._joined()
 
     def _add(self, reason: _Reason, start: int, end: int) -> None:
-        """Enter tokens; neighbours with one reason are one stretch."""
+        """Enter tokens; adjacent tokens with the same reason form one run."""
         if end <= start:
             return
         found = self._found
@@ -191,7 +192,7 @@ class Attribution:
         return made
 
     def _tail(self, start: int) -> _Reason:
-        """The tokens behind the last full block. Another engine hands them over, too, but for the last one."""
+        """The tokens after the last full block. Another engine hands them over, too, except the last one."""
         asked = self._context
         if start < asked.total - 1 and self._is_promised(start) and asked.handed is not None:
             return _explained(Cause.FAILED_LOAD, asked.promised_by, asked.failed)
@@ -200,8 +201,8 @@ class Attribution:
         return _UNALIGNED
 
     def _end_of_doubt(self) -> int:
-        """Up to where the cause of tokens is unknown, since a state is not known: up to the longest possible hit; and
-        the final block behind it, which no hit has."""
+        """The end of the tokens of unknown cause, since a state is unknown: the longest possible hit, and the final block
+        after it, which no hit includes."""
         asked, unit = self._context, self._unit * self._context.block_size
         return asked.total if asked.total - asked.possible == unit else asked.possible
 
@@ -238,8 +239,8 @@ class Attribution:
             self._shorten(store, store.matched // asked.block_size)
 
     def _shorten(self, store: Store, matched: int) -> None:
-        """The store counts from the prompt's beginning, and matched fewer blocks than it holds behind those of vLLM: it lacks
-        one of these, or looked before it held them and answered later, or what was reported of it is not true."""
+        """The store counts from the prompt's beginning, and matched fewer blocks than it holds after vLLM's: it lacks one of
+        vLLM's blocks, or looked before it held them and answered later, or its reports are wrong."""
         cache = store.cache
         before = cache.states(self._chain[store.blocks - 1 : store.first * store.blocks : store.blocks], self._is_fresh)
         states = {BlockState.ABSENT if fact is None else fact.state for fact in before}
@@ -254,12 +255,12 @@ class Attribution:
         store.reach = matched
 
     def _blocks(self, begin: int) -> None:
-        """Enter the full blocks behind what was reused."""
+        """Enter the full blocks after the reused ones."""
         asked, size = self._context, self._context.block_size
         first = begin // size
         facts = self._in_vllm(first)
         final = asked.total - self._unit * size if self._full * size == asked.total else asked.total
-        last_chunk = next(  # if nothing but the rule was in the way of its blocks
+        last_chunk = next(  # if only the rule prevented a hit on its blocks
             (store for store in self._stores if store.last is not None and begin >= asked.total - store.chunk_size),
             None,
         )
@@ -271,12 +272,12 @@ class Attribution:
         for block, end in self._stretches(facts, first):
             fact, start = facts[block - first], max(begin, block * size)
             if begin >= final and (reason := self._last_token(block, fact, begin)) is not None:
-                self._add(reason, begin, asked.total)  # with all that is left
+                self._add(reason, begin, asked.total)  # with all remaining tokens
                 return
             self._add(by_rule or self._block(block, fact, start, end * size), start, end * size)
 
     def _in_vllm(self, first: int) -> Sequence[BlockChange | None]:
-        """What is known of vLLM's cache, for each block from this one on."""
+        """The known facts about vLLM's cache, for each block from this one on."""
         asked, unit = self._context, self._unit
         if asked.groups is None:
             return self._vllm.states(self._chain[first : self._full], self._is_fresh)
@@ -286,8 +287,8 @@ class Attribution:
         return [state for state in states for _ in range(unit)][first % unit :]
 
     def _stretches(self, facts: Sequence[BlockChange | None], first: int) -> Iterator[tuple[int, int]]:
-        """The first and the end of each stretch of full blocks with the same known about all of them, from the first one on
-        that was not reused: a long prompt has few. `facts` are those of vLLM's cache."""
+        """The first block and the end of each run of full blocks with the same facts, starting with the first block that was
+        not reused: a long prompt has few runs. `facts` are those of vLLM's cache."""
         asked, size = self._context, self._context.block_size
         ends = {
             first + 1,
@@ -310,9 +311,9 @@ class Attribution:
         return pairwise((first, *sorted(end for end in ends if first < end <= self._full)))
 
     def _last_token(self, block: int, fact: BlockChange | None, begin: int) -> _Reason | None:
-        """The final block, if nothing but the rule was in the way of it."""
+        """The final block, if only the rule prevented a hit on it."""
         asked = self._context
-        if begin == asked.total - 1 and asked.sources:  # a load that ends there ends there by rule
+        if begin == asked.total - 1 and asked.sources:  # by rule, a load ends there
             return _Reason(Cause.LAST_TOKEN, asked.sources[-1][0])
         if fact is not None and fact.state is BlockState.HELD:
             return None if asked.has_groups else _explained(Cause.LAST_TOKEN, self._vllm.name, fact)
@@ -325,7 +326,7 @@ class Attribution:
         return None
 
     def _block(self, block: int, fact: BlockChange | None, start: int, end: int) -> _Reason:
-        """A block, and those behind it with the same known about them: the first reason that is true of them."""
+        """A block, and the following ones with the same facts: the first reason that applies."""
         vllm, asked = self._vllm, self._context
         was_handed = asked.handed is not None and (self._is_handed(end) or self._is_promised(start))
         is_new = fact is None and block >= asked.pending and not was_handed
@@ -363,23 +364,23 @@ class Attribution:
         return self._refused_handed(start) if self._is_handed(end) else self._lost(block, fact, chunks)
 
     def _is_promised(self, start: int) -> bool:
-        """Whether an earlier load was to bring it, and failed."""
+        """Whether an earlier load of it failed."""
         return self._context.promised[0] <= start < self._context.promised[1]
 
     def _is_handed(self, end: int) -> bool:
-        """Whether all up to there was handed over to the request, but for its last token, which is computed in any case."""
+        """Whether all tokens up to there were handed over to the request, except its last token, which is always computed."""
         handed, total = self._context.handed, self._context.total
         return handed is not None and bool(handed.tokens) and min(end, total - 1) <= (handed.tokens or 0)
 
     def _refused_handed(self, start: int) -> _Reason:
-        """Tokens that were handed over, and that the connector did not give or vLLM did not take."""
+        """Enter handed-over tokens that the connector did not offer or vLLM did not use."""
         asked = self._context
         taking = next((store for store in self._stores if store.takes), None)
         refusal = "" if taking is None else self._refusal(taking, start)
         return _explained(Cause.REFUSED, PEER, None if asked.handed is None else asked.handed.fact, refusal=refusal)
 
     def _refusal(self, store: Store, start: int) -> str:
-        """Where tokens got lost that a store held."""
+        """Why tokens that a store held were not loaded."""
         if store.is_guarded:
             return "guarded"
         if start < self._context.computed + store.offered:
@@ -391,9 +392,9 @@ class Attribution:
     def _may_be_held(
         self, block: int, fact: BlockChange | None, chunks: Sequence[tuple[Store, BlockChange | None]]
     ) -> NotRecorded | None:
-        """Why it is not known whether a cache holds it; None if it is known."""
+        """Why it is unknown whether a cache holds it; None if it is known."""
         is_hole = block == self._hole and (block + 1) * self._context.block_size < self._context.total
-        # The lookup itself says that vLLM does not hold the hole.
+        # The lookup itself shows that vLLM does not hold the missing block.
         if fact is not None and fact.state is BlockState.UNSURE and not is_hole:
             return self._vllm.why
         for store, chunk in chunks:
@@ -410,7 +411,7 @@ class Attribution:
     def _lost(
         self, block: int, fact: BlockChange | None, chunks: Sequence[tuple[Store, BlockChange | None]]
     ) -> _Reason:
-        """Blocks that no cache holds, by the cache that lost them last."""
+        """Enter blocks that no cache holds, by the cache that lost them last."""
         losses = [] if fact is None else [(self._vllm, fact)]
         parts: list[tuple[CacheModel, BlockChange]] = []
         unstored = ""
@@ -445,8 +446,8 @@ class Attribution:
 
 
 def _doubt(states: list[BlockChange | None], hole: int) -> None:
-    """A store that answered later may have looked before it held what is not sure, so its answer does not make that a hole:
-    what it holds behind it is not sure either, up to a hole that is one."""
+    """A store that answered later may have looked before it held blocks of uncertain state, so its answer does not prove them
+    missing: the following blocks are also uncertain, up to a block that is certainly missing."""
     for number, fact in enumerate(states[hole:], start=hole):
         if fact is None or fact.state not in (BlockState.HELD, BlockState.UNSURE):
             return
@@ -455,7 +456,7 @@ def _doubt(states: list[BlockChange | None], hole: int) -> None:
 
 
 def _changes(known: Sequence[object]) -> Iterator[int]:
-    """The places of those that are not the same as the one before."""
+    """The indexes of items that differ from the previous one."""
     return compress(count(1), map(is_not, known, islice(known, 1, None)))
 
 

@@ -1,4 +1,4 @@
-"""What was reported of one cache: of each block or chunk, what happened to it last."""
+"""The reported state of one cache: the last event of each block or chunk."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from kvtrail.tracer.causes.eviction_history import EvictionHistory
 from kvtrail.tracer.model.causes import NotRecorded
 
 MAX_KEYS = 200_000
-"""Keys of a cache that are remembered with the events that reported them; of older ones only what happened to them."""
+"""Maximum number of a cache's keys that are remembered with their events; for older keys only the kind of event is kept."""
 MAX_RESETS = 1_000
-"""Times that a cache was emptied that are distinguished."""
+"""Maximum number of remembered resets of a cache."""
 Key = bytes | str
-"""A block's hash, which is also the key of the chunk that it ends; or the name that a connector gives to a chunk."""
+"""A block's hash, which is also the key of the chunk that ends with it; or a connector's name of a chunk."""
 
 
 class BlockState(IntEnum):
-    """What happened to a block, or to a chunk."""
+    """The last event of a block or chunk."""
 
     HELD = 1
     EVICTED = 2
     RESET = 3
     STORING = 4
-    """Its store is under way."""
+    """Its store is open."""
     FULL = 5
-    """It was not stored: there was no room."""
+    """It was not stored: the store was full."""
     FAILED = 6
     """It was not stored: the transfer failed."""
     ABSENT = 7
-    """The cache does not hold it, and whether it ever did is not known."""
+    """The cache does not hold it, and it is unknown whether it ever did."""
     UNSURE = 8
     """Nothing is known of it."""
     UNCACHED = 9
-    """One of several KV cache groups has never kept its part of it."""
+    """One of several KV cache groups never kept its blocks."""
 
 
 LOST = (BlockState.EVICTED, BlockState.RESET)
 UNSTORED = (BlockState.STORING, BlockState.FULL, BlockState.FAILED)
-"""What says nothing of whether the cache had held it before."""
+"""Events that do not show whether the cache held it before."""
 
 
 class BlockChange(Struct, eq=False, gc=False):
-    """What an event reported of some keys. One object for all of them: a run of blocks in one state has one change.
+    """An event's report about some keys. They share one object, so a run of blocks in the same state has one change.
 
     Attributes:
-        number: its place among all facts.
-        at_ns, span_id: when it happened, and the event.
-        by: the request that did it.
-        before: of a chunk that was not stored, what had happened to it earlier.
-        group: of several KV cache groups, the one that the part is of.
+        number: its position among all facts.
+        at_ns, span_id: the time and the event.
+        by: the request that caused it.
+        before: for a chunk that was not stored, its previous fact.
+        group: the KV cache group, if there are several.
     """
 
     state: BlockState
@@ -70,17 +70,17 @@ _FORGOTTEN = {state: BlockChange(state, 0) for state in (BlockState.HELD, *LOST)
 
 
 class CacheModel:
-    """A cache, as it was reported; with several KV cache groups, what the first of them keeps there.
+    """The reported state of a cache; with several KV cache groups, the contents of the first group.
 
     Attributes:
-        name: the tier's, in the parts of a prompt.
-        is_reported: whether what it gains and loses is reported.
-        whole_from: the number from which on no fact is missing; 0 from the beginning.
-        why: why what happened before is not known.
-        reports_changes: whether it is reported change by change, and not by a connector's plans and evictions.
-        size: what it holds then, in blocks or chunks.
-        listed_at: the number of the change that listed all of them last.
-        others: what the further KV cache groups keep there.
+        name: the tier's name in the parts of a prompt.
+        is_reported: whether its changes are reported.
+        whole_from: the number from which no fact is missing; 0 from the beginning.
+        why: why earlier facts are unknown.
+        reports_changes: whether each change is reported, instead of a connector's plans and evictions.
+        size: its contents then, in blocks or chunks.
+        listed_at: the number of the last change that listed all contents.
+        others: the contents of the further KV cache groups.
     """
 
     def __init__(self, name: str) -> None:
@@ -92,15 +92,15 @@ class CacheModel:
         self.why = NotRecorded.LATE
         self.others: list[CacheModel] = []
         self._cleared: list[BlockChange] = []
-        """When it was emptied, the latest `MAX_RESETS` times."""
+        """The latest `MAX_RESETS` resets."""
         self._listed = -1
-        """The number of the latest change that listed all that the cache holds."""
+        """The number of the latest change that listed the whole cache."""
         self._facts: dict[Key, BlockChange] = {}
-        """What happened to each key last, those that were reported longest ago first."""
+        """The last fact of each key, the oldest report first."""
         self._past = EvictionHistory()
 
     def group(self, number: int) -> CacheModel:
-        """What a KV cache group keeps there."""
+        """The contents of a KV cache group."""
         while len(self.others) < number:
             other = CacheModel(self.name)
             other.is_reported, other.whole_from, other.why = self.is_reported, self.whole_from, self.why
@@ -109,11 +109,11 @@ class CacheModel:
         return self.others[number - 1] if number else self
 
     def record(self, keys: Iterable[Key], fact: BlockChange) -> None:
-        """Something happened to these."""
+        """Enter a fact about these keys."""
         self.record_each(dict.fromkeys(keys, fact))
 
     def record_each(self, facts: Mapping[Key, BlockChange]) -> None:
-        """Something happened to each of these."""
+        """Enter a fact about each of these keys."""
         for key in facts.keys() & self._facts.keys():
             del self._facts[key]
         self._facts.update(facts)
@@ -121,32 +121,32 @@ class CacheModel:
             self._forget(len(self._facts) - MAX_KEYS)
 
     def clear(self, fact: BlockChange) -> None:
-        """The cache was emptied."""
+        """Enter a reset of the cache."""
         self._cleared = [*self._cleared[1 - MAX_RESETS :], fact]
         for other in self.others:
             other.clear(fact)
 
     def listed(self, keys: Sequence[Key], fact: BlockChange) -> None:
-        """The cache holds these, and nothing else."""
+        """Enter that the cache holds exactly these keys."""
         self._listed = fact.number
         self.record(keys, fact)
 
     def mark_gap(self, number: int, why: NotRecorded) -> None:
-        """What happened before this number may not have been reported."""
+        """Note that facts before this number may be missing."""
         self.whole_from, self.why = number, why
         for other in self.others:
             other.mark_gap(number, why)
 
     def last(self, key: Key) -> BlockChange | None:
-        """What was reported of a key last."""
+        """The last reported fact of a key."""
         if (fact := self._facts.get(key)) is not None or not isinstance(key, bytes):
             return fact
         (code,) = self._past.codes((key,))
         return _FORGOTTEN[BlockState(code)] if code else None
 
     def states(self, keys: Sequence[bytes], is_fresh: Callable[[Key], bool]) -> list[BlockChange | None]:
-        """What happened to each key, as far as that is certain; None: the cache never had it. `is_fresh` tells whether the
-        block of a key was named for the first time after the missing events."""
+        """The certain facts of each key; None: the cache never had it. `is_fresh` tells whether the block of a key was first
+        named after the missing events."""
         facts = list(map(self._facts.get, keys))
         if self._past:
             unseen = [n for n, fact in enumerate(facts) if fact is None]
@@ -167,7 +167,7 @@ class CacheModel:
         return sure
 
     def now(self, fact: BlockChange) -> BlockChange:
-        """What a fact means by now."""
+        """The current meaning of a fact."""
         if not self.is_reported:
             return fact
         if fact.number < self.whole_from:
@@ -178,19 +178,19 @@ class CacheModel:
         return fact
 
     def _unsure(self) -> BlockChange:
-        """What is known of a key without a report since something was missed."""
+        """The state of a key without a report since events were missed."""
         cleared = self._cleared[-1].number if self._cleared else -1
         return ABSENT if max(cleared, self._listed) >= self.whole_from else UNSURE
 
     def _forget(self, count: int) -> None:
-        """Let the oldest keys go into the past."""
+        """Move the oldest keys to the eviction history."""
         oldest = [(key, self._facts.pop(key)) for key in list(islice(self._facts, count))]
         codes = {key: code for key, fact in oldest if isinstance(key, bytes) and (code := self._code(fact))}
         if codes:
             self._past.add(codes, codes.values())
 
     def _code(self, fact: BlockChange | None) -> int:
-        """What the past remembers of a fact; 0 if nothing."""
+        """The code of a fact for the eviction history; 0 if none."""
         while fact is not None and (state := self.now(fact).state) not in _FORGOTTEN:
             fact = fact.before
         return 0 if fact is None else state

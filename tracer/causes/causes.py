@@ -1,7 +1,7 @@
-"""The causes of one recorder's events: what happens to the caches of its engine, and what its requests find in them.
+"""Derives causes from one recorder's events: tracks the caches of its engine and its requests' prompts.
 
-A connector's lookup and the allocation that follows it are one moment: nothing is evicted between them. So a prompt is split
-when its blocks are allocated, by what was reported until then.
+A connector's lookup and the following allocation count as one moment: nothing is evicted between them. So a prompt is split
+when its blocks are allocated, using all reports until then.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ from kvtrail.tracer.model.causes import PEER, Cause, Detail, NotRecorded, Part
 GPU = "gpu"
 """The tier of vLLM's own prefix cache."""
 STORE = "store"
-"""The tier of a connector that has named none."""
+"""The tier of a connector that names none."""
 MAX_OPEN = 100_000
-"""Requests, and transfers, that are followed at a time; beyond that the longest untouched is dropped."""
+"""Maximum numbers of tracked requests and of tracked transfers; beyond that the longest untouched is dropped."""
 MAX_FRESH = 500_000
-"""Blocks remembered as named for the first time since events were missing."""
+"""Maximum number of remembered blocks that were first named after missing events."""
 SHADOW_NS = 60 * 10**9
-"""How long after a loss a request may still compute a prompt that nothing is known of any more."""
+"""Time after a loss in which a request may still compute an unknown prompt."""
 
 
 class Causes:
-    """What is known of one engine's caches, as one recorder shows it.
+    """The state of one engine's caches, from one recorder's events.
 
     Attributes:
         engine: its name.
-        breakdowns: admissions with parts that are new or have changed, since the caller last cleared it.
+        breakdowns: admissions with new or changed parts, since the caller last cleared it.
     """
 
     def __init__(self, fleet: Fleet | None = None) -> None:
@@ -77,41 +77,41 @@ class Causes:
         self._identity: str | None = None
         self._vllm = CacheModel(GPU)
         self._number = 0
-        """Counts facts: events may tell several."""
+        """The number of facts: an event may have several."""
         self._changes: list[PrefixCache] = []
-        """What caches have gained and lost, and is not entered yet."""
+        """Changes of caches that are not entered yet."""
         self._admitting = ""
-        """The request with the allocation that made those of vLLM's cache."""
+        """The request whose allocation caused the changes of vLLM's cache."""
         self._has_groups = False
-        """Whether there are several KV cache groups. Where what a hit needs of each is not known, the first one's blocks
-        stand for all, if it does not hold them."""
+        """Whether there are several KV cache groups. If the needs of a hit are unknown, missing blocks of the first group
+        represent all groups."""
         self._stores: dict[str, CacheModel] = {}
         self._chains = Chains()
         self._requests: OrderedDict[str, RequestState] = OrderedDict()
         self._awaited: set[str] = set()
-        """Requests whose next step tells something new; the steps of the others only continue."""
+        """Requests whose next step has new information; the steps of the others only continue."""
         self._computing: dict[str, BlockChange] = {}
-        """The admitted requests that are still to compute some of their prompt, each with its allocation."""
+        """The admitted requests that have not computed their whole prompt yet, each with its allocation."""
         self._stored = BoundedDict[Job, list[Key]](MAX_OPEN)
-        """The chunks of stores that are under way."""
+        """The chunks of open stores."""
         self._lost: tuple[int, NotRecorded] | None = None
-        """The number of the latest loss of events, and why they are missing."""
+        """The number of the latest loss of events, and its reason."""
         self._fresh: dict[bytes, None] | None = None
-        """Blocks that were named for the first time since something was missed: all that happened to them is known."""
+        """Blocks that were first named after missing events: all facts about them are known."""
         self._shadow_ns = 0
         self._unprobed: set[str] = set()
-        """Connectors with a probe that has switched itself off."""
+        """Connectors with a probe that switched itself off."""
         self._handed_over: BoundedDict[bytes, None] = BoundedDict(MAX_FRESH)
-        """The blocks that this engine has only loaded from the one that handed them over."""
+        """The blocks that this engine has only loaded from a hand-off."""
         self._takes = False
         """Whether other engines hand over to this one."""
 
     def enter(self, event: Event) -> None:
         """Enter one event, the next of the recorder on the scheduler's side.
 
-        What vLLM's cache gained and lost before an allocation is what the allocation has made of it: the lookup before it saw
-        it as it was. So it is entered with the next event that is none. A heartbeat may come in between: it is reported by a
-        thread of its own."""
+        Changes of vLLM's cache that are recorded before an allocation were made by the allocation: the preceding lookup saw
+        the old state. So they are entered with the next other event. A heartbeat may come in between, since another thread
+        reports it."""
         kind = event.kind
         if self._changes and kind not in _AT_ANY_MOMENT and (kind is not _ALLOC or event.request != self._admitting):
             if kind is _ALLOC:
@@ -123,7 +123,7 @@ class Causes:
             enter(self, event)
 
     def mark_gap(self, why: NotRecorded, *, before: Event) -> None:
-        """Events are missing before this one: whatever they may have changed is not known any more."""
+        """Note that events are missing before this one: facts that they may have changed become unknown."""
         self._follow(self._admitting)
         self._number += 1
         self._lost = (self._number, why)
@@ -175,7 +175,7 @@ class Causes:
         request.not_recorded = NotRecorded.BLOCK_HASHES if event.block_after is None else NotRecorded.CHAIN
         self._chains.add(request.chain, event)
         if self._fresh and not request.chain.is_whole:
-            self._fresh = {}  # its prompt may be like one of those that were named before
+            self._fresh = {}  # its prompt may be equal to one that was named before
         if self._fresh is not None and event.block_seen is not None and request.chain.is_whole:
             if len(self._fresh) >= MAX_FRESH:
                 for key in list(islice(self._fresh, MAX_FRESH // 8)):
@@ -185,7 +185,7 @@ class Causes:
     def _enter_handoff(self, event: Handoff) -> None:
         if event.takes:
             self._takes = True
-            # What has no name is kept by nobody, so nothing is handed over.
+            # A hand-off without a name is kept by no engine, so nothing is handed over.
             tokens = event.handoff_tokens if event.handoff_keys else 0
             fact = self._fact(BlockState.HELD, event)
             self._of(event).handed = HandedOver(fact, event.epoch, tokens, event.handoff_peer or "")
@@ -193,7 +193,7 @@ class Causes:
     def _enter_lookup(self, event: Lookup) -> None:
         identity = event.cache_identity
         if identity is not None and not self._vllm.is_reported:
-            identity = identity[:MODEL_DIGITS]  # what it holds is not known
+            identity = identity[:MODEL_DIGITS]  # its contents are unknown
         if identity is not None and identity != self._identity:
             self.engine, self._identity = event.engine, identity
             self._fleet.join(identity, self)
@@ -202,7 +202,7 @@ class Causes:
         if event.block_hashes:
             self._chains.add(request.chain, event)
         offers = request.offers
-        if offers and (connector_id in offers or offers.allocs):  # the connectors are asked once more
+        if offers and (connector_id in offers or offers.allocs):  # the connectors are asked again
             offers.clear()
         offers.enter(event)
         if event.returned is None and event.error is None:
@@ -215,7 +215,7 @@ class Causes:
             self._admit(request, event, admitted.lookup)
 
     def _admit(self, request: RequestState, event: Alloc, lookup: Lookup) -> None:
-        """Attribute the prompt of a request that has been given blocks."""
+        """Attribute the prompt of a request that has received blocks."""
         self._give_up(request)
         allocs = request.offers.allocs
         allocated = max(0, *(alloc.allocated for alloc in allocs))
@@ -225,7 +225,7 @@ class Causes:
         is_known = bool(size) and request.chain.is_whole and request.chain.end >= full
         not_recorded = request.not_recorded
         has_groups = len(declared) > 1
-        if has_groups and request.chain.end > full:  # hashes of pieces of blocks, which a hit may consist of, too
+        if has_groups and request.chain.end > full:  # hashes of parts of blocks, which a hit may also contain
             is_known, not_recorded = False, NotRecorded.GROUPS
         chain = followed = request.chain.hashes if is_known else None
         if chain is not None and not self._vllm.is_reported:
@@ -269,7 +269,7 @@ class Causes:
             parts = self._elsewhere(lookup.cache_identity, request, chain, size, parts)
         if request.handed is not None:
             parts = named(parts, request.handed)
-        if lookup.computed + allocated > lookup.total:  # more was given than there is: `over-report` has found it
+        if lookup.computed + allocated > lookup.total:  # the answer exceeds the prompt: `over-report` has found it
             contradicted = Part(Cause.UNKNOWN, "", 0, lookup.total, Detail(why=NotRecorded.CONTRADICTION))
             parts = [contradicted] if lookup.total else []
         split = Breakdown(event, lookup, parts, chain, not allocated, request.identity, size)
@@ -291,7 +291,7 @@ class Causes:
     def _elsewhere(
         self, identity: str, request: RequestState, chain: Sequence[bytes], size: int, parts: Sequence[Part]
     ) -> list[Part]:
-        """The parts, with what another engine has computed among those that are new to this one."""
+        """The parts; tokens that are new to this engine but computed by another one are marked."""
         made: list[Part] = []
         may_be_handed = request.handed is not None and request.handed.tokens is None
         refusal = "not-handed" if self._takes and not may_be_handed else ""
@@ -311,15 +311,15 @@ class Causes:
         return made
 
     def has_known(self, block: bytes) -> bool:
-        """Whether one of its caches ever held a block that was not only handed over to it: that proves nothing of another
-        engine than the one that gives, whichever of them is heard first."""
+        """Whether one of its caches ever held a block, not counting hand-offs: a handed-over block does not show that this
+        engine computed it, regardless of the order in which engines report."""
         return block not in self._handed_over and any(
             cache.last(block) is not None for cache in (self._vllm, *self._stores.values())
         )
 
     def _sources(self, request: RequestState, allocs: Sequence[Alloc], allocated: int) -> list[tuple[str, int]]:
-        """The tokens that these allocations are to load, by tier. A connector that names one tier means it also where it
-        names none; one that never names any means another engine, where that has handed over."""
+        """The tokens that these allocations are to load, by tier. If a connector has named one tier, it is used for unnamed
+        sources, too; for one that never names any, the source is another engine if there is a hand-off."""
         by_tier: list[tuple[str, int]] = []
         left = allocated
         for alloc in allocs:
@@ -356,7 +356,7 @@ class Causes:
     def _going_on(
         self, name: str, chain: Sequence[bytes] | None, full: int
     ) -> Iterator[tuple[RequestState, int, BlockChange]]:
-        """The running requests that go on computing the same prompt, each with the blocks that are the same."""
+        """The running requests that still compute the same prompt, each with the number of common blocks."""
         if not chain:
             return
         for other, fact in self._computing.items():
@@ -383,7 +383,7 @@ class Causes:
     def _enter_schedule(self, event: Schedule) -> None:
         name = event.request or ""
         if name not in self._awaited:
-            return  # nearly always: it goes on
+            return  # the usual case: it continues
         request = self._of(event)
         request.offers.clear()
         request.reached = max(request.reached, event.computed + event.scheduled)
@@ -393,7 +393,7 @@ class Causes:
         if request.open is not None:
             request.steps += 1
             if event.computed < request.promised[1]:
-                # the load has brought less than it promised: the rest is computed
+                # the load copied less than promised: the rest is computed
                 request.open.parts = shortened(request.open.parts, event.computed, request.failed)
                 self._settle(request)
             elif request.steps > 1:
@@ -402,7 +402,7 @@ class Causes:
             self._awaited.discard(name)
 
     def _settle(self, request: RequestState) -> None:
-        """What was promised is there, or will never be."""
+        """Settle a promised load: its tokens have arrived, or never will."""
         if request.open is not None:
             if request.failed_from is not None:
                 request.open.parts = shortened(request.open.parts, request.failed_from, request.failed)
@@ -413,7 +413,7 @@ class Causes:
             request.open = None
 
     def _give_up(self, request: RequestState) -> None:
-        """The request is admitted once more in its epoch: nothing of what it was promised has come."""
+        """Note that the request is admitted again in its epoch: none of its promised tokens arrived."""
         if request.open is not None:
             tiers = [part.tier for part in request.open.parts if part.cause is Cause.LOADED]
             request.lost, request.lost_tier, request.open = request.promised, "".join(tiers[-1:]), None
@@ -449,7 +449,7 @@ class Causes:
 
     def _enter_request(self, event: RequestEnd) -> None:
         request = self._of(event)
-        request.has_ended = request.open is not None and request.is_loading  # whose end decides what has come of it
+        request.has_ended = request.open is not None and request.is_loading  # whose end decides the outcome of the load
         if not request.has_ended:
             self._settle(request)
         if event.block_hashes:
@@ -471,7 +471,7 @@ class Causes:
         return cache
 
     def _enter_prefix_cache(self, event: PrefixCache) -> None:
-        """What a cache has gained and lost."""
+        """Note the changes of a cache."""
         self._has_groups = self._has_groups or event.group is not None
         if not event.cache_changes and not event.cache_whole:
             self._stop_following(event)
@@ -479,7 +479,7 @@ class Causes:
             self._changes.append(event)
 
     def _follow(self, by: str) -> None:
-        """Enter what the caches have gained and lost until now, that of vLLM because of this request."""
+        """Enter the changes of the caches until now; this request caused those of vLLM's cache."""
         changes, self._changes = self._changes, []
         while changes:
             event = changes.pop(0)
@@ -498,7 +498,7 @@ class Causes:
                 self._change(cache.group(event.group or 0), event, owner)
 
     def _stop_following(self, event: PrefixCache) -> None:
-        """From now on nobody reports what a cache gains and loses: what it holds is not known any more."""
+        """Note that the changes of a cache are no longer reported: its contents become unknown."""
         self._follow(self._admitting)
         self._number += 1
         self._fresh = {}
@@ -510,8 +510,8 @@ class Causes:
             store.mark_gap(self._number, NotRecorded.PROBE)
 
     def _list(self, cache: CacheModel, events: Sequence[PrefixCache], first: PrefixCache, group: int | None) -> None:
-        """A cache is reported as a whole, from its first event on; what one KV cache group keeps there is in these events.
-        Where it is not what it was believed to be, something was not reported before."""
+        """Enter a complete list of a cache, from its first event on, for one KV cache group. If it differs from the known
+        state, earlier changes were not reported."""
         held = [key for event in events for key in split_hashes(event.block_hashes)]
         before = cache.states(held, self._is_fresh)
         is_known = (
@@ -528,7 +528,7 @@ class Causes:
             cache.listed(held, fact)
 
     def _change(self, cache: CacheModel, event: PrefixCache, by: str) -> None:
-        if not cache.is_reported:  # the whole comes later
+        if not cache.is_reported:  # the complete list arrives later
             cache.is_reported = True
             self._number += 1
             cache.mark_gap(self._number, self._lost[1] if self._lost else NotRecorded.LATE)
@@ -540,7 +540,7 @@ class Causes:
                 for each in (cache, *cache.others):
                     each.size = 0
                 if not is_store:
-                    self._computing.clear()  # only a cache with no block in use is emptied
+                    self._computing.clear()  # only a cache without used blocks is reset
                 continue
             held = self._fact(BlockState.HELD, event, by if is_store else "", event.group)
             gone = self._fact(BlockState.EVICTED, event, by, event.group)
@@ -567,7 +567,8 @@ class Causes:
             self._stored[event.connector_id, event.transfer_id] = keys
 
     def _keys(self, event: StorePlan) -> list[Key]:
-        """The keys of the chunks that a plan stores, or has no room for: where it names tokens, by the request's chain."""
+        """The keys of the chunks that a plan stores, or cannot store because of a full store; if it names tokens, from the
+        request's chain."""
         if event.chunk_keys is not None:
             return list(map(_key, event.chunk_keys))
         request = self._requests.get(event.request or "")
@@ -585,7 +586,7 @@ class Causes:
         return BlockChange(state, self._number, event.end_ns, event.span_id, by, group=group)
 
     def _unstored(self, cache: CacheModel, keys: Sequence[Key], state: BlockState, event: Event) -> BlockChange:
-        """A fact of a chunk that was not stored, after what happened to it before."""
+        """A fact about a chunk that was not stored, with its previous fact."""
         before = cache.last(keys[0]) if keys else None
         while before is not None and before.state in UNSTORED:
             before = before.before
@@ -617,7 +618,7 @@ class Causes:
 
 
 def _key(recorded: str) -> Key:
-    """A chunk's key as events name it; the hash of its last block, where that is what the connector calls it."""
+    """A chunk's key in events: the hash of its last block, if the connector uses that as its key."""
     if len(recorded) == 2 * HASH_BYTES:
         try:
             return bytes.fromhex(recorded)
@@ -629,7 +630,7 @@ def _key(recorded: str) -> Key:
 _ALLOC = Kind.ALLOC
 _AT_ANY_MOMENT = (Kind.PREFIX_CACHE, Kind.HEARTBEAT)
 KINDS_OF_ANY_ROLE = (Kind.EVICT, Kind.HEARTBEAT, UNFAMILIAR)
-"""Kinds of events that also others tell than the scheduler's side."""
+"""Kinds of events that not only the scheduler's side reports."""
 _ENTER: dict[str, Callable[[Causes, Any], None]] = {
     Kind.REQUEST_START: Causes._enter_request_start,
     Kind.HANDOFF: Causes._enter_handoff,

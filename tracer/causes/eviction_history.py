@@ -1,4 +1,4 @@
-"""What is left of keys that were forgotten: a small table that knows with few errors what happened to each."""
+"""A compact table of forgotten keys with the last event of each, with few errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable
 
 BUCKET = 8
-"""Keys that share a place; the one that came first leaves it first."""
+"""Number of keys per slot; the oldest is replaced first."""
 BUCKETS = 1 << 18
 """Two million keys in 10 MiB."""
 
@@ -14,7 +14,8 @@ BUCKETS = 1 << 18
 class EvictionHistory:
     """Keys of 8 bytes, each with a code from 1 to 255, the latest remembered.
 
-    A key is known by 24 of its bits: of a key that was never there it says that it was in less than one of two million cases.
+    A key is identified by 24 of its bits: for a key that was never entered, it returns a code in less than one of two million
+    cases.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,7 @@ class EvictionHistory:
         return self._tags is not None
 
     def add(self, keys: Iterable[bytes], codes: Iterable[int]) -> None:
-        """Remember each key with its code, instead of an earlier one."""
+        """Store each key with its code, replacing an earlier code."""
         if self._tags is None:
             self._tags = array("I", bytes(4 * BUCKET * BUCKETS))
             self._codes, self._next = bytearray(BUCKET * BUCKETS), bytearray(BUCKETS)
@@ -43,7 +44,7 @@ class EvictionHistory:
             remembered[at] = code
 
     def codes(self, keys: Iterable[bytes]) -> list[int]:
-        """The code of each key; 0 if it was never there, or so long ago that it was forgotten here, too."""
+        """The code of each key; 0 if it was never entered, or so long ago that it was forgotten."""
         tags, remembered = self._tags, self._codes
         if tags is None:
             return [0 for _ in keys]

@@ -1,5 +1,5 @@
-"""What the engines of a fleet have computed, as far as their hashes can be compared: the same tokens have the same hash only
-where algorithm and seed are the same, which recorders tell as the identity of their caches."""
+"""The blocks that the engines of a fleet have computed, as far as their hashes are comparable: the same tokens have the same
+hash only with the same algorithm and seed, which recorders report as the identity of their caches."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 MODEL_DIGITS = 8
-"""How many digits of an identity are those of the model."""
+"""Number of digits of an identity that identify the model."""
 
 
 class Member(Protocol):
-    """An engine, as one recorder shows it."""
+    """The state of an engine, from one recorder's events."""
 
     engine: str
 
     def has_known(self, block: bytes) -> bool:
-        """Whether it ever held a block that was not handed over to it."""
+        """Whether it ever held a block, not counting hand-offs."""
         ...
 
 
 class Fleet:
-    """The engines that are heard."""
+    """The engines that report."""
 
     def __init__(self) -> None:
         self._identities: WeakKeyDictionary[Member, str] = WeakKeyDictionary()
-        """Of their caches."""
+        """The identities of their caches."""
 
     def join(self, identity: str, member: Member) -> None:
-        """An engine tells the identity of its caches."""
+        """Enter the identity of an engine's caches."""
         self._identities[member] = identity
 
     def leave(self, member: Member) -> None:
-        """An engine ends."""
+        """Remove an engine that has ended."""
         self._identities.pop(member, None)
 
     def known(self, identity: str, member: Member, blocks: Sequence[bytes]) -> tuple[int, str]:
-        """How many of these blocks, from the first on, another engine ever held; and the one that held most."""
+        """The number of these blocks, from the first one, that another engine ever held, and the engine that held the
+        most."""
         most, engine = 0, ""
         for other, own in self._identities.items():
             if own != identity or other.engine == member.engine or not other.has_known(blocks[most]):
@@ -52,7 +53,7 @@ class Fleet:
         return most, engine
 
     def has_strangers(self, identity: str, member: Member) -> bool:
-        """Whether there are reports of other engines of the model with hashes that cannot be compared."""
+        """Whether other engines of the model report hashes that are not comparable."""
         return any(
             own != identity and own[:MODEL_DIGITS] == identity[:MODEL_DIGITS] and other.engine != member.engine
             for other, own in self._identities.items()

@@ -1,12 +1,12 @@
-"""What a prompt finds in a cache of a model with several KV cache groups. Pure.
+"""Hits of a prompt in a cache of a model with several KV cache groups. Pure.
 
-A prefix of n tokens can be reused if each group holds what it needs of it: full attention all blocks, a window those of its
-last tokens, a recurrent group the state after n tokens (vLLM, `HybridKVCacheCoordinator.find_longest_cache_hit`). Such an end
-is a joint boundary; it is a multiple of all block sizes, so that a prompt is looked at in *units* of their least common
-multiple.
+A prefix of n tokens can be reused if each group holds the blocks that it needs: full attention all blocks, a window the
+blocks of its last tokens, a recurrent group the state after n tokens (vLLM,
+`HybridKVCacheCoordinator.find_longest_cache_hit`). Such an n is a joint boundary; it is a multiple of all block sizes, so a
+prompt is divided into *units* of their least common multiple.
 
-A group that is not full attention need not have kept its part at each end: a recurrent group may have a state after each few
-thousand tokens only. So what is known of a unit is what is known of the next end, from its own on, that all once kept.
+A group other than full attention need not keep its blocks at each boundary: a recurrent group may have a state only every few
+thousand tokens. So the facts about a unit are those of the next boundary, at or after its end, that all groups once kept.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from kvtrail.tracer.causes.cache_model import LOST, UNSTORED, BlockChange, Block
 from kvtrail.tracer.events.cache_groups import CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
 
 Known = BlockChange | None
-"""What happened to a block; None: its group never had it."""
+"""The fact about a block; None: its group never had it."""
 
 
 class HybridGroups(Struct, frozen=True):
-    """The KV cache groups of an engine, where what a hit needs of each of them is known.
+    """The KV cache groups of an engine, if the needs of a hit are known for each.
 
     Attributes:
-        groups: by their number.
-        unit: tokens of a unit.
-        ends_early: whether a hit ends with a unit before the last token of a prompt, and needs also what another cache holds
-            of it: a store that looks at prompts from their beginning.
+        groups: the groups by number.
+        unit: number of tokens in a unit.
+        ends_early: whether a hit ends with a unit before the last token of a prompt, and also needs the blocks that another
+            cache holds: a store that examines prompts from their beginning.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -41,9 +41,9 @@ class HybridGroups(Struct, frozen=True):
     def of(
         cls, groups: tuple[CacheGroup, ...], block_size: int, *, chunk_size: int = 0, by_block: bool = False
     ) -> HybridGroups | None:
-        """The groups whose blocks are hashed in pieces of `block_size` tokens; `chunk_size`: a store keeps chunks of
-        them all, `by_block` as `Capability.TELLS_GROUPS` has it. None where what a hit needs is not known: a group of
-        another kind, or a recurrent one with blocks unlike those of others, when a hit may be a piece of one."""
+        """The groups whose blocks are hashed in units of `block_size` tokens; `chunk_size`: a store keeps chunks of all
+        groups, `by_block` as in `Capability.TELLS_GROUPS`. None if the needs of a hit are unknown: with a group of another
+        kind, or a recurrent group with another block size, when a hit may be a part of a block."""
         sizes = {group.block_size or 0 for group in groups}
         if len(groups) < 2 or not block_size or gcd(*sizes) != block_size or 0 in sizes:
             return None
@@ -78,8 +78,8 @@ class HybridGroups(Struct, frozen=True):
         begin: int = 0,
         is_cut: bool = False,
     ) -> list[Known]:
-        """What is known of these units of a prompt, each as if it were one block of one cache. Nothing before the unit
-        `begin` is needed: it comes from another cache. `is_cut`: no hit ends with the last of them, which ends the prompt."""
+        """The facts about these units of a prompt, each treated as one block of one cache. Nothing before the unit `begin` is
+        needed: it is in another cache. `is_cut`: no hit ends with the last unit, which ends the prompt."""
         dense, sparse, never, unstored = self._known(cache, chain, block_size, units, is_fresh, begin)
         last = max(0, len(dense) - is_cut)
         found = [
@@ -96,9 +96,9 @@ class HybridGroups(Struct, frozen=True):
     def held(
         self, cache: CacheModel, chain: Sequence[bytes], block_size: int, computed: int, is_fresh: Callable[[Key], bool]
     ) -> tuple[int, int]:
-        """The tokens, of those that full attention held, that all groups are known to have held, and that they may have
-        held. With recurrent groups vLLM asks a connector for what comes behind those of full attention, and where it offers
-        nothing goes back to those of all groups (vLLM, `KVCacheManager.get_computed_blocks_for_connector`)."""
+        """Among the tokens that full attention held, the number that all groups certainly held, and that they may have held.
+        With recurrent groups vLLM asks a connector for tokens after those of full attention, and if it offers none, uses
+        those of all groups (vLLM, `KVCacheManager.get_computed_blocks_for_connector`)."""
         _, sparse, _, _ = self._known(cache, chain, block_size, (0, computed // self.unit), is_fresh, 0)
         known = possible = 0
         for end, kept in enumerate(sparse, start=1):
@@ -117,9 +117,8 @@ class HybridGroups(Struct, frozen=True):
         is_fresh: Callable[[Key], bool],
         begin: int,
     ) -> tuple[list[Known], list[Known], list[int], dict[int, BlockChange]]:
-        """For each unit: what is known of its blocks of full attention; what is known of the blocks of other groups that a
-        hit needs that ends with it; which group never kept those; and, by unit, why a store lacks
-        a chunk of full attention."""
+        """For each unit: the facts about its blocks of full attention; the facts about the blocks of other groups that a hit
+        ending with it needs; the group that never kept those; and, by unit, why a store lacks a chunk of full attention."""
         first, end = units
         dense: list[Known] = [_ALWAYS] * (end - first)
         sparse, never = dense.copy(), [0] * (end - first)
@@ -150,21 +149,21 @@ class HybridGroups(Struct, frozen=True):
         first = group.needed_from(end, size)
         return (
             min(first, end // size - 1) if group.kind == SLIDING and not self.ends_early else first
-        )  # vLLM wants one block of a window of 1, too
+        )  # vLLM requires one block even for a window of 1
 
 
 class _Stretches:
-    """What is known of a group's blocks, by stretches with the same known about them."""
+    """The facts about a group's blocks, by runs with the same facts."""
 
     def __init__(self, facts: Sequence[Known]) -> None:
         self._facts = facts
         self._since: list[int] = []
-        """For each block, the first block of its stretch."""
+        """For each block, the first block of its run."""
         for n, fact in enumerate(facts):
             self._since.append(self._since[-1] if n and facts[n - 1] is fact else n)
 
     def whole(self, start: int, end: int) -> Known:
-        """What is known of all of these blocks together."""
+        """The combined fact of all these blocks."""
         found: Known = _ALWAYS
         while end > start:
             found = _both(found, self._facts[end - 1])
@@ -173,14 +172,14 @@ class _Stretches:
 
 
 def _in_chunks(group: CacheGroup, chunk_size: int) -> CacheGroup:
-    """A group in a store with lookups that want the whole window in full chunks, the token itself included (vLLM,
+    """A group in a store whose lookups require the whole window in full chunks, including the token itself (vLLM,
     `get_sliding_window_size_in_chunks`)."""
     window = None if group.window is None else group.window + (group.kind == SLIDING)
     return group._replace(block_size=chunk_size, window=window)
 
 
 def _both(one: Known, other: Known) -> Known:
-    """What is known of two things that a hit needs both of: a loss counts from the first one on."""
+    """The combined fact of two blocks that a hit needs together: the first loss counts."""
     if one is None or other is None or one is other:
         return None if one is None else other
     losses = [each for each in (one, other) if each.state in LOST]
@@ -196,8 +195,9 @@ def _number(fact: BlockChange) -> int:
 
 
 def _until_next_boundary(dense: Sequence[Known], sparse: Sequence[Known], never: Sequence[int]) -> list[Known]:
-    """What is known, for each unit, of the next end that all groups ever kept. `dense` says what is known of the blocks of
-    full attention, `sparse` of what the others need at the end of each unit, and `never` which of them never kept it."""
+    """For each unit, the fact about the next boundary that all groups ever kept. `dense` has the facts about the blocks of
+    full attention, `sparse` about the blocks that the others need at the end of each unit, and `never` the groups that never
+    kept them."""
     found: list[Known] = []
     uncached: dict[tuple[int, int], BlockChange] = {}
     following: Known = None
@@ -226,4 +226,4 @@ def _until_next_boundary(dense: Sequence[Known], sparse: Sequence[Known], never:
 
 
 _ALWAYS = BlockChange(BlockState.HELD, -1)
-"""What is not needed counts as held."""
+"""Unneeded blocks count as held."""

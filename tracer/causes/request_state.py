@@ -1,4 +1,4 @@
-"""Requests as they are followed: an admission with the parts of its prompt, and what is still to come of it. Pure."""
+"""The state of tracked requests: an admission with the parts of its prompt, and its pending load. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kvtrail.tracer.model.causes import PEER, Cause, Detail, NotRecorded, Part
 
 
 class HandedOver(Struct, frozen=True, gc=False):
-    """A hand-off, as the request that takes it received it: what the engine that gives says itself may be heard later, or
-    never, and no cause depends on it.
+    """A hand-off from the taking request's parameters: reports of the giving engine may arrive later, or never, and no cause
+    depends on them.
 
     Attributes:
         fact: the event that shows it.
-        epoch: the request's epoch then: what was handed over is read once.
-        tokens: of the prompt, those with KV that is handed over; None where that is not said.
-        engine: the engine that gives; empty where it is not named.
+        epoch: the request's epoch then: a hand-off is read once.
+        tokens: number of the prompt's tokens that are handed over; None if not stated.
+        engine: the giving engine; empty if it is not named.
     """
 
     fact: BlockChange
@@ -36,24 +36,24 @@ class RequestState(Struct, eq=False):
 
     Attributes:
         chain: the hashes of its blocks.
-        not_recorded: why they are not known, if they are not.
-        block_size: tokens of each; 0 where they are not known.
+        not_recorded: why the hashes are unknown, if they are.
+        block_size: number of tokens in each block; 0 if unknown.
         identity: its cache salt and adapter, if it has any.
         deferred: the connectors that have answered 'ask me later' since the last admission.
-        offers: of the connectors, for the admission that is coming.
-        open: its latest admission, while what it was promised is still to come.
-        promised: the tokens that this load brings.
+        offers: the connectors' offers for the next admission.
+        open: its latest admission, while its promised tokens are still to come.
+        promised: the tokens of this load.
         is_loading: whether its load is asynchronous, and has not ended.
-        has_ended: whether the request has ended, and only the end of its load is still to be heard.
-        steps: how often it ran since then.
-        reached: up to where its steps have computed it, as far as they were reported.
-        failed: what said that a load of the epoch had failed.
-        failed_from: where that load failed, while the request has not run since.
-        doubt: why it is not known whether that load failed: what would have shown it may be missing.
-        lost: the tokens of such a load that were not brought, after another lookup in the same epoch.
-        lost_tier: where they were to be loaded from.
-        handed: what another engine has handed over to it; None where it came without such parameters.
-        computing: up to where, in blocks, it is to compute its prompt.
+        has_ended: whether the request has ended, and only the end of its load is still to come.
+        steps: number of steps since then.
+        reached: number of tokens that its reported steps have computed.
+        failed: the event that reported a failed load of the epoch.
+        failed_from: where that load failed, as long as the request has not run since.
+        doubt: why it is unknown whether that load failed: the event that would show it may be missing.
+        lost: the tokens of such a load that did not arrive, after another lookup in the same epoch.
+        lost_tier: the tier that they should have been loaded from.
+        handed: its hand-off from another engine; None if it arrived without such parameters.
+        computing: number of blocks up to which it is to compute its prompt.
     """
 
     chain: Chain = field(default_factory=Chain)
@@ -79,7 +79,7 @@ class RequestState(Struct, eq=False):
 
 
 def shortened(parts: Iterable[Part], computed: int, explains: BlockChange | None) -> list[Part]:
-    """The parts of a prompt after a load that brought only what lies before `computed`."""
+    """The parts of a prompt after a load that copied only the tokens before `computed`."""
     made: list[Part] = []
     for part in parts:
         if part.cause is not Cause.LOADED or part.end <= computed:
@@ -104,7 +104,7 @@ def doubted(parts: Iterable[Part], why: NotRecorded) -> list[Part]:
 
 
 def in_common(one: Sequence[bytes], other: Sequence[bytes], most: int) -> int:
-    """How many blocks two prompts have in common: hashes that are equal stand for equal beginnings."""
+    """The number of common blocks of two prompts: equal hashes mean equal beginnings."""
     high = min(most, len(one), len(other))
     if high == 0 or one[0] != other[0]:
         return 0
@@ -112,7 +112,7 @@ def in_common(one: Sequence[bytes], other: Sequence[bytes], most: int) -> int:
 
 
 def named(parts: Iterable[Part], handed: HandedOver) -> list[Part]:
-    """The parts, those of the hand-off with the engine that gives."""
+    """The parts; those of the hand-off also name the giving engine."""
     return [
         replace(part, detail=replace(part.detail, engine=handed.engine))
         if part.tier == PEER and handed.engine
