@@ -230,7 +230,7 @@ class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=T
 
     def numbers(self) -> dict[str, Any]:
         """The fields of this event's kind that are known; hashes in hexadecimal digits."""
-        pairs = ((a.field, getattr(self, a.field)) for a in FIELDS[self.kind])
+        pairs = ((name, getattr(self, name)) for name in _NAMES[self.kind])
         return {n: value.hex() if type(value) is bytes else value for n, value in pairs if value is not None}
 
 
@@ -1129,6 +1129,8 @@ def _plain(hint: Any) -> type:
 
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {cls.kind: tuple(_attributes(cls)) for cls in CLASSES.values()}
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
+_NAMES = {kind: tuple(attribute.field for attribute in attributes) for kind, attributes in FIELDS.items()}
+"""Their names in events, which `Attribute.field` would make anew each time."""
 IN_BYTES = frozenset(a.key for attributes in FIELDS.values() for a in attributes if a.type is bytes)
 """The attributes with bytes as their value; base64 in a `Span`."""
 

@@ -153,6 +153,7 @@ class _Search:
         self._finding = known[finding]
         self._witness = self._witnesses()
         self._needed = reachable(self._witness, self._prerequisites)
+        self._rejected: set[tuple[int, ...]] = set()
 
     def moments(self, kept: Sequence[int]) -> Iterator[Moment]:
         """The chosen events, renumbered, with matching spans."""
@@ -206,7 +207,17 @@ class _Search:
         ]
 
     def _holds(self, kept: Sequence[int]) -> bool:
-        """Whether these events alone show the finding by the same spans, and no new finding."""
+        """Whether these events alone show the finding by the same spans, and no new finding. A rejected choice is not judged
+        twice."""
+        choice = tuple(kept)
+        if choice in self._rejected:
+            return False
+        if not self._shows(choice):
+            self._rejected.add(choice)
+            return False
+        return True
+
+    def _shows(self, kept: Sequence[int]) -> bool:
         self.tries += 1
         if self._on_progress is not None:
             self._on_progress(len(kept), self.tries)
