@@ -83,8 +83,8 @@ class BlockChecksums:
         self._stream = fingerprints.side_stream()
 
     def of(self, numbers: Sequence[int], blocks: Sequence[int]) -> tuple[int, ...]:
-        """Those of these blocks, by their numbers in their request. On a GPU that waits for nothing that is queued: nobody
-        writes to them any more, or yet."""
+        """The checksums of these blocks, by their numbers in their request. On a GPU this does not wait for queued work: no
+        queued operation writes to them."""
         with nullcontext() if self._stream is None else self._stream:
             contents = self._fingerprints.values([self._fingerprints.read(blocks, numbers)])
         reported = [each >> UNREPORTED_BITS for each in contents]

@@ -17,7 +17,7 @@ GROUPS = 6
 OWN_BITS = 64
 """The lower bits."""
 UNREPORTED_BITS = 48
-"""Those of them that are not reported."""
+"""The lower bits that are not reported."""
 MAX_COMMON_GROUPS = 2
 """Maximum number of groups that two contents may share by accident."""
 ROW = Struct(">QQI")

@@ -89,7 +89,7 @@ class Readings:
                 self.end_batches()
 
     def end_batches(self) -> None:
-        """What is batched is next."""
+        """Judge the batched blocks next."""
         batches, self._batches = self._batches, {}
         for batch in batches.values():
             self._append(batch, self._on_batch)

@@ -26,11 +26,11 @@ _ALL = (1 << 64) - 1
 
 
 class References:
-    """What one rank's blocks hold, by hash. Hashes are unsigned numbers of 64 bits, contents are fingerprints.
+    """The contents of one rank's blocks, by hash. Hashes are unsigned numbers of 64 bits, contents are fingerprints.
 
-    Nothing is a mismatch for not being what was computed until a load has brought just that: a store may lose precision. What
-    is left out, because there is no room or because nobody could know, makes its hash incomplete: nothing is a mismatch
-    then for not being known.
+    Unknown content is not a mismatch until a load has copied exactly the computed content, since a store may lose precision.
+    A content that is omitted, because the table is full or it could not be known, makes its hash incomplete: unknown content
+    is then not a mismatch.
 
     Attributes:
         own: whether this engine alone writes to the connector's store.

@@ -24,8 +24,8 @@ class Origin(NamedTuple):
 
 
 Holds = str | Origin
-"""What a mismatched block holds instead of what was computed under its hash: zeros, what was computed after a mismatch,
-something unknown, or another block's content, by its origin."""
+"""The content of a mismatched block: zeros, contaminated content, unknown content, or another block's content, by its
+origin."""
 Match = Holds | Literal[True] | None
 """True for a block that holds the content computed for its hash, else the actual content; None if unknown."""
 

@@ -348,7 +348,7 @@ class CheckScheduler:
         return self._checks_of_states(state, COMPUTED, blocks, first, number + 1)
 
     def _chosen(self, running: int) -> set[int]:
-        """Those of this many running requests of which a block is checked in this step."""
+        """The indexes of requests, out of this many running ones, for which a block is checked in this step."""
         count = int(running * self._held + self._random.random())
         return {*self._random.sample(range(running), count)} if count else set()
 

@@ -56,7 +56,7 @@ class CheckWorker:
         """Loads that end between steps, by request."""
         self._received: list[Check] = []
         self._handed_over: dict[str, HandedLoad] = {}
-        """Those of them that have checksums of another engine."""
+        """The loads among these that have checksums of another engine."""
         self._arrived: list[HandedLoad] = []
         self._taken: list[Check] = []
         """Loads of this step with fingerprints that are being read."""
@@ -196,7 +196,7 @@ class CheckWorker:
         return check.only([number in chosen for number in check.numbers])
 
     def _on_requests_changed(self, plan: CheckPlan) -> None:
-        """What was computed until now is judged: requests begin again, or end."""
+        """All blocks computed so far are judged: handle requests that start again, or end."""
         self._judge.on_rewind(plan.rewound)
         for request_id in (*plan.restarted, *plan.ended):
             self._judge.on_restart(request_id)

@@ -338,7 +338,7 @@ class Recorder:
             self._log_dropped()
         elif self._may_log(failure := self._exporter.failure):
             logger.warning(
-                "kvtrail: no tracer answers at %s%s; %d events wait, %d were dropped. The engine goes on undisturbed. %s",
+                "kvtrail: no tracer answers at %s%s; %d events wait, %d were dropped. The engine is not affected. %s",
                 self.endpoint,
                 failure.why,
                 len(self._ring.waiting) + len(events),
@@ -501,10 +501,10 @@ def _make(engine_id: str, resource: dict[str, Any], queue_bytes: int) -> Recorde
         out = exporter.from_environment() if _make_exporter is None else _make_exporter()
         return Recorder(engine_id, resource, out, queue_bytes=queue_bytes)
     except ImportError as missing:
-        logger.warning("kvtrail: nothing is recorded: %s. The engine goes on without.", missing)
+        logger.warning("kvtrail: nothing is recorded: %s. The engine runs without it.", missing)
         return None
     except Exception as error:
-        logger.exception("kvtrail: nothing can be recorded (%s); the engine goes on without", error)
+        logger.exception("kvtrail: nothing can be recorded (%s); the engine runs without it", error)
         return None
 
 

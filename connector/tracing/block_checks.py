@@ -271,7 +271,7 @@ class WorkerChecks(BlockChecks):
         self._in_step["wait_for_save"] = self._before("wait_for_save", self._worker.forward_passed)
 
     def _fingerprints(self, caches: Mapping[int, Any]) -> dict[int, Any]:
-        """Those of each KV cache group."""
+        """The caches of each KV cache group."""
         from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
 
         num_blocks, heads = self._kv_cache_config.num_blocks, self._heads()

@@ -99,8 +99,8 @@ class SpareCapacity:
 
 
 def spare_capacity(pool: Any) -> SpareCapacity | None:
-    """The spare capacity of the scheduler with this block pool, found in the call stack; None if there is none, or if it has
-    an unknown structure."""
+    """An observer of the scheduler with this block pool, which is found in the call stack; None if there is none, or if it
+    has an unknown structure."""
     frame = sys._getframe(1)
     for _ in range(FRAMES):
         caller = frame.f_locals.get("self")

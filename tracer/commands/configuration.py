@@ -42,7 +42,7 @@ def read(path: Path, commands: Collection[str]) -> dict[str, dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"cannot read the configuration {path}: {error}") from error
     except yaml.YAMLError as error:
-        raise click.UsageError(f"the configuration {path} is no YAML: {' '.join(str(error).split())}") from error
+        raise click.UsageError(f"the configuration {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise click.UsageError(f"the configuration {path} must have a section for each command, such as `serve:`")
     for name, section in data.items():

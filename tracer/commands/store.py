@@ -62,7 +62,7 @@ def _outcome(faults: Sequence[Fault]) -> str:
         return "whole"
     if any(fault.is_lost for fault in faults):
         return f"not whole: {_LOST}"
-    return "not whole: `kvtrail store rebuild` makes what is derived again"
+    return "damaged: `kvtrail store rebuild` rebuilds derived data"
 
 
 def _rebuild(store: Path, *, force: bool) -> None:

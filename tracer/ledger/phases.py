@@ -67,7 +67,7 @@ WORDS: dict[Phase, str] = {
 """The phases in words."""
 
 _ENDS = (Phase.STORE, Phase.DONE)
-"""Those of a request that has ended."""
+"""The phases of an ended request."""
 
 
 @dataclass(slots=True)

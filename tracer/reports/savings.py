@@ -1,4 +1,4 @@
-"""What the offload saved, as text: sums of each connector, and a table of the hit rates of other store sizes."""
+"""The savings of the offload as text: sums of each connector, and a table of the hit rates of other store sizes."""
 
 from __future__ import annotations
 

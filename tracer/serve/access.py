@@ -20,7 +20,7 @@ from kvtrail.tracer.serve.tokens import Access, Role, role_of
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Paths of a kubelet's probes, which send no token."""
 UNAUTHORIZED, FORBIDDEN = 401, 403
-_WANTED = "a token is wanted here: send `authorization: Bearer <token>`"
+_WANTED = "a token is required: send `authorization: Bearer <token>`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc ha
 
 
 def _refusal(opened: Collection[Role], wanted: Role) -> str:
-    return f"this token may not {wanted}: show one that may" if opened else _WANTED
+    return f"this token may not {wanted}: use one that may" if opened else _WANTED
 
 
 def _refusing(code: grpc.StatusCode, text: str) -> Any:
@@ -107,6 +107,4 @@ def check_bind_address(host: str, tokens: Access | None, *, insecure: bool) -> N
     """Raises Unsafe if anybody on the network could read the served data, unless that is declared as intended."""
     if tokens is not None or insecure or is_local(host):
         return
-    raise Unsafe(
-        f"on {host}, anybody who reaches this machine could read and write here: give --token-file, or say --insecure"
-    )
+    raise Unsafe(f"on {host}, anybody who reaches this machine could read and write: set --token-file, or --insecure")

@@ -45,7 +45,7 @@ class OnlyAllowedHosts:
         if not self._knows(_name(asked)):
             return f"the host {asked!r} is not known here; allow it with --allow-host"
         if origin is not None and urlsplit(origin).netloc.lower() != asked.lower():
-            return f"a page of {origin!r} may not ask this server"
+            return f"a page of {origin!r} may not query this server"
         return None
 
     def _knows(self, name: str) -> bool:

@@ -64,7 +64,7 @@ class InternalErrors:
         if place not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(place)
             logger.error(
-                "an error in kvtrail itself (%s)%s; the like of it is only counted from now on",
+                "an error in kvtrail itself (%s)%s; further errors like it are only counted",
                 where,
                 about and f", {about}",
                 exc_info=error,

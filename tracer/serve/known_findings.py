@@ -75,4 +75,4 @@ def _end_ns(text: str) -> int:
         end = end if end.tzinfo else end.replace(tzinfo=UTC)
         return min(NEVER_NS, int(end.timestamp()) * 10**9)
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no date or time: write 2026-09-01, or 2026-09-01T12:00:00Z") from None
+        raise ValueError(f"{text!r} is not a date or time: write 2026-09-01, or 2026-09-01T12:00:00Z") from None

@@ -105,13 +105,13 @@ class OutboxSender:
             try:
                 self.send()
                 if self.trouble is not None:
-                    logger.info("ClickHouse is there again, and has what waited for it")
+                    logger.info("ClickHouse is available again, and all waiting batches were sent")
                 self.trouble = None
                 wait_s, pause_s = FIRST_WAIT_S, EVERY_S
             except Exception as error:
                 if self.trouble is None:
                     known = isinstance(error, StoreError)
-                    logger.error("%s; what comes is stored and sent later", error, exc_info=not known)
+                    logger.error("%s; new data is stored and sent later", error, exc_info=not known)
                 self.trouble = str(error)
                 pause_s = random.uniform(wait_s / 2, wait_s)  # tracers that failed together retry at different times
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)

@@ -210,7 +210,7 @@ def _sidecar(
     try:
         yield _Served(pipeline, SqliteReader(path), words, intake, sender)
     finally:
-        logger.info("kvtrail tracer: stopping; what was received is being stored")
+        logger.info("kvtrail tracer: stopping; received data is being stored")
         receiver.stop(grace=DRAIN_S)
         stop.set()
         tidier.join()

@@ -50,7 +50,7 @@ class TokenFile:
         if not (equals and role.isalpha()):
             return cls(Path(text))
         if role not in [*Role]:
-            raise ValueError(f"{role!r} is no role: write one of {', '.join(Role)}, as in read=FILE")
+            raise ValueError(f"{role!r} is not a role: write one of {', '.join(Role)}, as in read=FILE")
         return cls(Path(path), frozenset({Role(role)}))
 
     def __str__(self) -> str:

@@ -63,14 +63,14 @@ class WatchedFile(Generic[T]):
     def _read_again(self, path: Path) -> None:
         try:
             self._content, self._trouble = self._read(path), "ok"
-            logger.info("%s has changed, and is used as it is now", path)
+            logger.info("%s has changed and was reloaded", path)
         except Unusable as error:
             self._trouble = str(error)
             if self._revoked is None:
-                logger.error("%s; what it said before stays in use", error)
+                logger.error("%s; its old content stays in use", error)
             else:
                 self._content = self._revoked
-                logger.error("%s; nothing that it said before counts any more", error)
+                logger.error("%s; its old content is revoked", error)
 
 
 def read_yaml(path: Path, what: str, type_: type[T], absent: T) -> T:

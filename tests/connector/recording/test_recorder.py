@@ -579,7 +579,7 @@ def test_without_an_exporter_one_sentence_says_what_to_install(
     with caplog.at_level(logging.WARNING, "vllm.kvtrail"):
         assert recorder_module.of_process(f"engine-that-cannot-send-{protocol}", {}) is None
     assert [record.exc_info for record in caplog.records if "nothing is recorded" in record.message] == [None]
-    assert "pip install opentelemetry-exporter-otlp-proto-grpc. The engine goes on" in caplog.text
+    assert "pip install opentelemetry-exporter-otlp-proto-grpc. The engine runs without it" in caplog.text
 
 
 def test_a_recorder_that_cannot_be_made_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_of_what_may_be_given_several_times_one_needs_no_list(tmp_path: Path, gi
         ("sevre:\n  host: x\n", "there is no command 'sevre'; known: audit, check, "),
         ("- serve\n", "must have a section for each command"),
         ("serve: 4318\n", "serve must have options with values"),
-        ("serve: {host: [\n", "is no YAML: while parsing"),
+        ("serve: {host: [\n", "is not YAML: while parsing"),
         ("serve:\n  http-port: many\n", "'many' is not a valid integer range (in "),
         ("serve:\n  retain-hours: -1\n", "-1.0 is not in the range 0.01<=x<=1000000 (in "),
     ],

@@ -133,7 +133,7 @@ def test_a_token_opens_its_own_role_alone(with_roles: Tracer, holder: str) -> No
         assert (answer.status_code != 403) == opened, (method, path)
         if not opened:
             assert answer.headers["www-authenticate"].endswith(f'scope="{role_of(method, path)}"')
-            assert answer.json() == {"detail": f"this token may not {role_of(method, path)}: show one that may"}
+            assert answer.json() == {"detail": f"this token may not {role_of(method, path)}: use one that may"}
 
 
 @pytest.mark.parametrize("holder", [*Role, "every"])
@@ -181,7 +181,7 @@ def test_tokens_are_read_again_when_they_change(tmp_path: Path, caplog: pytest.L
     path.unlink()
     now_s += LOOK_AGAIN_S
     assert not access.roles("Bearer three")
-    assert "nothing that it said before counts any more" in caplog.text
+    assert "its old content is revoked" in caplog.text
     path.write_text("three")
     now_s += LOOK_AGAIN_S
     assert access.roles("Bearer three")
@@ -189,7 +189,7 @@ def test_tokens_are_read_again_when_they_change(tmp_path: Path, caplog: pytest.L
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "some-name"])
 def test_nobody_listens_beyond_this_machine_by_mistake(host: str, tmp_path: Path) -> None:
-    with pytest.raises(Unsafe, match="give --token-file, or say --insecure"):
+    with pytest.raises(Unsafe, match="set --token-file, or --insecure"):
         check_bind_address(host, None, insecure=False)
     check_bind_address(host, None, insecure=True)
     (tmp_path / "tokens").write_text("one")
@@ -204,11 +204,11 @@ def test_this_machine_alone_needs_no_token(host: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--host", "0.0.0.0"), "give --token-file, or say --insecure"),
-        (("--grpc-host", "0.0.0.0"), "give --token-file, or say --insecure"),
+        (("--host", "0.0.0.0"), "set --token-file, or --insecure"),
+        (("--grpc-host", "0.0.0.0"), "set --token-file, or --insecure"),
         (("--token-file", "none"), "cannot read the tokens"),
         (("--token-file", os.devnull), "holds no token"),
-        (("--token-file", "wirte=tokens"), "'wirte' is no role: write one of write, read"),
+        (("--token-file", "wirte=tokens"), "'wirte' is not a role: write one of write, read"),
         (("--token-file", "read=none"), "cannot read the tokens"),
         (("--tls-cert", "none", "--tls-key", "none"), "cannot use these files for TLS: none, none"),
         (("--tls-cert", "none"), "belong together"),

@@ -78,8 +78,8 @@ def test_an_end_is_a_day_or_a_time_in_utc(tmp_path: Path, until: str, ends_ns: i
         ("- why: x\n- rule: no-token-left\n  why: x\n", "line 1: Object missing required field `rule`"),
         ("- rule: no-token-left\n  why: x\n  untill: 2026-01-01\n", "line 1: Object contains unknown field `untill`"),
         ("# first\n- why: x\n  rule: stale-lokup\n", "line 2: there is no rule 'stale-lokup'. Did you mean 'stale-lookup'"),
-        ("- rule: no-token-left\n  why: x\n  until: tomorrow\n", "line 1: 'tomorrow' is no date or time: write 2026-09-01"),
-        ("- rule: no-token-left\n  why: x\n  until: 9999-12-31\n", "line 1: '9999-12-31' is no date or time"),
+        ("- rule: no-token-left\n  why: x\n  until: someday\n", "line 1: 'someday' is not a date or time: write 2026-09-01"),
+        ("- rule: no-token-left\n  why: x\n  until: 9999-12-31\n", "line 1: '9999-12-31' is not a date or time"),
         ("- rule: no-token-left\n  why:\n", "line 1: Expected `str` of length >= 1 in 'why'"),
         ("- rule: no-token-left\n  why: [x]\n", "line 1: Expected `str`, got `array` in 'why'"),
         ("- rule: no-token-left\n  why: x\n  engine: ''\n", "line 1: Expected `str` of length >= 1 in 'engine'"),
@@ -121,7 +121,7 @@ def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(
     for _ in range(3):
         now[0] += LOOK_AGAIN_S
         assert "missing required field `why`" in (file.status or "")
-    assert caplog.text.count("what it said before stays in use") == 1
+    assert caplog.text.count("its old content stays in use") == 1
     assert after("- {rule: no-token-left, why: back}") == ["back"]
     assert file.status == "ok"
     assert after(None) == ["back"]

@@ -75,7 +75,7 @@ def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(
     written(path, "nonsense\n")
     now[0] += LOOK_AGAIN_S
     assert names.content[RED] == "another name"
-    assert "what it said before stays in use" in caplog.text
+    assert "its old content stays in use" in caplog.text
     os.unlink(path)
     now[0] += LOOK_AGAIN_S
     assert names.content[RED] == "another name"

@@ -311,7 +311,7 @@ def test_what_cannot_be_judged_for_a_moment_is_judged_then(tmp_path: Path, monke
 
     monkeypatch.setattr(writer, "following", fails_at_first)
     pipeline.resume()
-    assert troubles[1] == "what was stored is not judged: disk I/O error"
+    assert troubles[1] == "stored spans are not judged: disk I/O error"
     assert pipeline.trouble is None
     assert SqliteReader(tmp_path / "s.db").requests()[0]["verdict"] == "ok"
 

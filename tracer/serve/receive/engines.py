@@ -195,7 +195,9 @@ class Engines:
         for malformed in came.malformed:
             self._metrics.spans_malformed.inc()
             if self._is_new(*malformed.about):
-                logger.warning("%s; it is stored, but no rule judges it. The like of it is only counted.", malformed)
+                logger.warning(
+                    "%s; it is stored, but no rule judges it. Further spans like it are only counted.", malformed
+                )
         for error in came.errors:
             self._metrics.internal_errors.count(Where.DECODE, error, "a span is stored and not judged")
             error.__traceback__ = None  # the traceback would keep the request and its call in memory

@@ -50,7 +50,8 @@ class Recovery:
             judge.sums.is_recalling = True
         if len(unfinished) > MANY_UNFINISHED:
             logger.info(
-                "reading %s unfinished requests back; what comes meanwhile is stored, and judged then", len(unfinished)
+                "reading %s unfinished requests back; spans that arrive meanwhile are stored and judged later",
+                len(unfinished),
             )
         with judge.recalling():
             recent = self._log.beginning(after=judge.judged - RECALLED)
@@ -63,11 +64,11 @@ class Recovery:
                 self.judge_stored()
                 on_judged(judge.judged)
             except Exception as error:
-                self._storage.trouble = f"what was stored is not judged: {error}"
+                self._storage.trouble = f"stored spans are not judged: {error}"
                 logger.error("%s; trying again in %s s", self._storage.trouble, RESUME_S)
                 time.sleep(RESUME_S)
         if len(unfinished) > MANY_UNFINISHED and not judge.is_behind:
-            logger.info("they are read back, and all that came is judged")
+            logger.info("all requests are read back, and all stored spans are judged")
 
     def judge_stored(self) -> None:
         """Judge the next stored spans that are not judged yet. Raises StoreError."""

@@ -266,7 +266,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
     def _open(self, *, was_there: bool) -> None:
         """Open the file; if it is damaged, set it aside and create a new one. `was_there`: a tracer has used it before."""
         if opening.has_damage(self.path):
-            opening.set_aside(self.path, "it was found to be so while it was used")
+            opening.set_aside(self.path, "it was found damaged while in use")
         try:
             self._prepare()
         except sqlite3.DatabaseError as error:
