@@ -112,7 +112,8 @@ class TouchesABlock(MyConnector):  # type: ignore[misc]
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if num_external_tokens and not self.touched:
             self.touched = True
-            self._kv_cache_manager.block_pool.touch(blocks.blocks[0][-1:])
+            manager: Any = self._kv_cache_manager
+            manager.block_pool.touch(blocks.blocks[0][-1:])
 
 
 class FailedAndNotSaid(Shelf):
@@ -148,7 +149,8 @@ class ByLayer(MyConnector):  # type: ignore[misc]
         if self.load_async:
             super().start_load_kv(forward_context, **kwargs)
         else:
-            self.to_load = [copy for copies in self._get_connector_metadata().loads.values() for copy in copies]
+            plan: Any = self._get_connector_metadata()
+            self.to_load = [copy for copies in plan.loads.values() for copy in copies]
             self.read = {key: self.host[key] for key, _ in self.to_load}
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -160,11 +162,13 @@ class ByLayer(MyConnector):  # type: ignore[misc]
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         layer = self.layers.index(layer_name)
-        for key, block in self._get_connector_metadata().stores.items():
+        plan: Any = self._get_connector_metadata()
+        for key, block in plan.stores.items():
             self.saved.setdefault(key, []).append(self.caches[layer][block].clone())
 
     def wait_for_save(self) -> None:
-        for key in self._get_connector_metadata().drops:
+        plan: Any = self._get_connector_metadata()
+        for key in plan.drops:
             del self.host[key]
         self.host |= self.saved
         self.saved = {}

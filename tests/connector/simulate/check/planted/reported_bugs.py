@@ -22,7 +22,7 @@ class CountsTokensTwice(MyConnector):  # type: ignore[misc]
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         before: Tracked | None = self.tracked.get(request.request_id)
         answer = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        tracked = self.tracked[request.request_id]
+        tracked: Any = self.tracked[request.request_id]
         if request.num_preemptions and before is not None and (last := getattr(before, "answer", None)):
             answer = last
         tracked.answer = answer
@@ -47,7 +47,8 @@ class LookupsCountAsStores(MyConnector):  # type: ignore[misc]
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         before = getattr(self.tracked.get(request.request_id), "stored", 0)
         answer = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        self.tracked[request.request_id].stored = before + (num_computed_tokens + answer[0]) // self.block_size
+        tracked: Any = self.tracked[request.request_id]
+        tracked.stored = before + (num_computed_tokens + (answer[0] or 0)) // self.block_size
         return answer[0], answer[1]
 
     def store(self, tracked: Tracked, blocks: int) -> None:
@@ -68,11 +69,13 @@ class LoadsWithoutAnAllocation(MyConnector):  # type: ignore[misc]
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         answer = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        self.tracked[request.request_id].found = answer[0]
+        tracked: Any = self.tracked[request.request_id]
+        tracked.found = answer[0]
         return answer[0], answer[1]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        (table,), tracked = blocks.get_block_ids(), self.tracked[request.request_id]
+        (table,) = blocks.get_block_ids()
+        tracked: Any = self.tracked[request.request_id]
         found, tracked.found = tracked.found, 0
         if len(table) * self.block_size >= tracked.computed + found:
             super().update_state_after_alloc(request, blocks, found)
@@ -83,7 +86,7 @@ class DropsBeforeItLoads(MyConnector):  # type: ignore[misc]
     https://github.com/vllm-project/vllm/pull/42289"""
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        plan = self._get_connector_metadata()
+        plan: Any = self._get_connector_metadata()
         for key in plan.drops:
             del self.host[key]
         plan.drops = []
@@ -114,7 +117,7 @@ class ClaimsWhatAnyRequestBegan(MyConnector):  # type: ignore[misc]
         super().use([key for key in keys if key in self.held])
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        plan = self._get_connector_metadata()
+        plan: Any = self._get_connector_metadata()
         plan.loads = {each: [one for one in copies if one[0] in self.host] for each, copies in plan.loads.items()}
         super().start_load_kv(forward_context, **kwargs)
 
@@ -130,7 +133,7 @@ class StoresFromTheLoadOn(MyConnector):  # type: ignore[misc]
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if num_external_tokens:
-            tracked = self.tracked[request.request_id]
+            tracked: Any = self.tracked[request.request_id]
             tracked.first = tracked.computed // self.block_size
 
     def store(self, tracked: Tracked, blocks: int) -> None:
@@ -145,7 +148,8 @@ class WorkersKeepWhatIsDropped(MyConnector):  # type: ignore[misc]
     """What leaves the index stays in host memory. https://github.com/LMCache/LMCache/issues/987"""
 
     def wait_for_save(self) -> None:
-        self._get_connector_metadata().drops.clear()
+        plan: Any = self._get_connector_metadata()
+        plan.drops.clear()
         super().wait_for_save()
 
 
