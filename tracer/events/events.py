@@ -1130,7 +1130,7 @@ def _plain(hint: Any) -> type:
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {cls.kind: tuple(_attributes(cls)) for cls in CLASSES.values()}
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
 _NAMES = {kind: tuple(attribute.field for attribute in attributes) for kind, attributes in FIELDS.items()}
-"""Their names in events, which `Attribute.field` would make anew each time."""
+"""Their names in events, which `Attribute.field` would compute again each time."""
 IN_BYTES = frozenset(a.key for attributes in FIELDS.values() for a in attributes if a.type is bytes)
 """The attributes with bytes as their value; base64 in a `Span`."""
 
