@@ -150,6 +150,8 @@ def test_a_hand_off_is_recorded_on_both_sides(pair: Pair, is_first: bool) -> Non
     ]
     keys = [each.handoff_keys for side in (p, d) for each in side if isinstance(each, Handoff)]
     assert keys == [("transfer_id:x-0",)] * 2
+    writes = {each.notifications_expected for each in p if isinstance(each, Xfer)}
+    assert writes == {1}, "one reader is to say that it has read"
     assert not [each for each in p if isinstance(each, Free)], "it was sent, and not given up"
     assert found(p, d) == set()
 

@@ -132,7 +132,7 @@ def application(
     fresh = []
     if isinstance(process, Pipeline):
         intake = intake or Intake(process, most_bytes=limits.request_bytes)
-        app.router.routes += http_routes(intake, metrics, limits).routes
+        app.include_router(http_routes(intake, metrics, limits))
         fresh = [Depends(process.storage.catch_up)]
         metrics.watch("store_damaged_rows", damage.rows)
     _add_probes(app, process)
@@ -168,8 +168,7 @@ def application(
     markers.add_routes(api, process, reader)
     latency.add_routes(api, reader, names)
     changes.add_routes(api, process, reader, names)
-    # They are whole: `include_router` would analyze each of them once more, which takes as long as everything else here.
-    app.router.routes += api.routes
+    app.include_router(api)
 
     @app.get("/metrics", tags=["Prometheus"], summary="Metrics for Prometheus")
     def prometheus(request: Request) -> Response:

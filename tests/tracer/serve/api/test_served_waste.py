@@ -53,6 +53,13 @@ def test_tenants_have_their_names_where_requests_are_grouped(tracer: Tracer) -> 
     assert {(each["name"], each["text"]) for each in answer["groups"]} >= {(RED, "Acme")}
 
 
+def test_waste_of_an_engine_is_compared_with_what_that_engine_computed(tracer: Tracer) -> None:
+    answers = [asked(tracer, engine=engine) for engine in "abc"]
+    assert [each["whole"]["tokens"] for each in answers] == [32, 32, 32]
+    assert [each["computed"] for each in answers] == [asked(tracer)["computed"] // 3] * 3
+    assert {each["engine"] for answer in answers[:1] for each in answer["requests"]} == {"a"}
+
+
 def test_waste_is_that_of_the_causes_in_the_same_range(tracer: Tracer) -> None:
     answer, efficiency = asked(tracer), tracer.get("/api/efficiency", **WINDOW)
     causes = efficiency["worth"]["causes"]
