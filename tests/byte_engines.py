@@ -113,7 +113,7 @@ def two_ranks(folder: Path, connector: Mapping[str, Any], grpc_port: int) -> Ran
     """`OF_TWO_RANKS` twice on two tensor-parallel ranks, each of them a process that sends what it records to this port."""
     overrides = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     environment = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{grpc_port}"}
-    _run(folder, _two_rounds, connector, overrides, folder, OF_TWO_RANKS, environment=environment)
+    _run(folder, _of_two_ranks, connector, overrides, folder, environment=environment)
     return Ran(_tokens(folder))
 
 
@@ -190,6 +190,11 @@ def _two_rounds(
         tokens |= workload.run(llm, named)
     (folder / TOKENS).write_text(json.dumps(tokens))
     _end(llm)
+
+
+def _of_two_ranks(connector: Mapping[str, Any], overrides: Mapping[str, Any], folder: Path) -> None:
+    forks.start_workers_as_forks()
+    _two_rounds(connector, overrides, folder, OF_TWO_RANKS)
 
 
 def _sharing(engine: str, jobs: Sequence[str], kvtrail: dict[str, Any], folder: Path) -> None:

@@ -105,6 +105,14 @@ def _fork(
     sys.exit(code)
 
 
+def start_workers_as_forks() -> None:
+    """Have vLLM start its workers as forks of this process, as it does by default on a GPU; on a CPU it has each import all
+    of vLLM again."""
+    from vllm.v1.executor import multiproc_executor
+
+    vars(multiproc_executor)["get_mp_context"] = lambda: get_context("fork")
+
+
 def _run_python(command: list[str]) -> None:
     """What `python COMMAND...` does with `-m MODULE ...` or `FILE ...`."""
     is_module = command[0] == "-m"

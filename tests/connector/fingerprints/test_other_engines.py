@@ -80,7 +80,7 @@ def tracer(tmp_path: Path) -> Iterator[Tracer]:
     tracer.end()
 
 
-@pytest.mark.costly("each rank is a process that imports vLLM")
+@pytest.mark.costly("the ranks wait for each other in each step, and keep a processor busy while they do")
 @pytest.mark.parametrize(
     ("name", "rules"), [pytest.param("OffloadConnector", set(), marks=pytest.mark.long), (WRONG, {"byte-drift"})]
 )
