@@ -110,7 +110,7 @@ def start_workers_as_forks() -> None:
     of vLLM again."""
     from vllm.v1.executor import multiproc_executor
 
-    multiproc_executor.get_mp_context = lambda: get_context("fork")  # type: ignore[attr-defined]
+    vars(multiproc_executor)["get_mp_context"] = lambda: get_context("fork")
 
 
 def _run_python(command: list[str]) -> None:

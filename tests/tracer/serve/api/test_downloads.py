@@ -24,6 +24,11 @@ from kvtrail.tracer.serve.api import requests as download
 GOLDEN = Path(__file__).parents[3] / "golden"
 STREAMS = [*sorted(GOLDEN.glob("*.jsonl")), *sorted((GOLDEN / "versions").glob("*.otlp"))]
 STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
+FIRST = {incident.rule: incident for incident in reversed(INCIDENTS)}
+OF_INCIDENTS = [
+    pytest.param(each, id=each.id, marks=() if each is FIRST[each.rule] else pytest.mark.long) for each in INCIDENTS
+]
+"""The first incident of each rule, and by `make test-all` the others."""
 RESTS_ON_OTHERS = ("reset-hit", "block-reuse")
 """Rules that name an event of the engine, and one of another request."""
 
@@ -35,7 +40,7 @@ def sidecar(tmp_path: Path) -> Iterator[Giving]:
     made.pipeline.close()
 
 
-@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.id)
+@pytest.mark.parametrize("incident", OF_INCIDENTS)
 def test_a_part_of_an_incident_says_no_more_than_its_page(incident: Incident, sidecar: Giving) -> None:
     events = incident.events()
     sidecar.hear([*events, *heartbeats(events, later_s=incident.later_s)])
