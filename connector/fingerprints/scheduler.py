@@ -24,8 +24,8 @@ NULL_BLOCK = 0
 _LAST_64_BITS = itemgetter(slice(-8, None))
 _number = partial(int.from_bytes, byteorder="big")
 _NEVER = 1 << 62
-
-
+_check = partial(tuple.__new__, Check)
+"""Makes a check of all of its values, without the function that a named tuple has for that."""
 Tables = list[tuple[Group, list[int]]]
 """Of each of some groups, the block table of a request, as of the last step."""
 
@@ -101,6 +101,8 @@ class CheckScheduler:
         self._identity = identity
         self._random = random.Random(0)
         self._frees_blocks = any(group.frees_blocks for group in groups)
+        self._moving = [group for group in groups if group.boundary and not group.keeps_states]
+        """With states that vLLM moves from block to block."""
         self._requests: dict[str, _RequestState] = {}
         self._ends: dict[str, int] = {}
         """Tokens of a request that are computed when its last step has run; none before its first."""
@@ -213,9 +215,7 @@ class CheckScheduler:
         """The blocks that vLLM writes to before anybody can read them: copies of partial blocks, and states that it moves to
         the block of their next step."""
         written = {copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ()}
-        for group in self._groups:
-            if not group.boundary or group.keeps_states:
-                continue
+        for group in self._moving:
             for new in output.scheduled_new_reqs:
                 last = (new.num_computed_tokens + output.num_scheduled_tokens[new.req_id] - 1) // group.block_size
                 written.update(new.block_ids[group.number][last : last + 1])
@@ -381,7 +381,7 @@ class CheckScheduler:
         numbers, short = tuple(range(first, last)), _shortened(hashes[(first + 1) * each - 1 : last * each : each])
         for group, table in tables:
             ids = tuple(table[first:last])
-            check = Check(request_id, kind, group.number, numbers, ids, short, partial, identity)
+            check = _check((request_id, kind, group.number, numbers, ids, short, partial, identity))
             if NULL_BLOCK in ids:
                 check = check.without({NULL_BLOCK})
             if check.blocks:
