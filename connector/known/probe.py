@@ -105,7 +105,7 @@ Change = bytes | tuple[bytes] | None
 
 
 MAX_PENDING = 65_536
-"""Maximum number of changes that wait for the caller. Beyond it the oldest are dropped, which the count reveals to the caller."""
+"""Maximum number of changes that wait for the caller. Beyond it the oldest are dropped; the caller notices by the count."""
 
 
 class StoreContents:
