@@ -1,4 +1,4 @@
-"""`kvtrail minimize`: reduces a trace that drifts to one that fits into an issue, or to a pytest file."""
+"""`kvtrail minimize`: reduces a trace with a drift to one that fits into an issue, or to a pytest file."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _wrapped(line: str, columns: int | None) -> list[str]:
 
 
 def _summary(result: Minimized, output: Path) -> Iterator[str]:
-    """What was kept of the recording."""
+    """The lines about the kept part of the recording."""
     where = "standard output" if output == STDOUT else str(output)
     yield (
         f"{where}: {words.count(result.events)} of {words.some(result.events_before, 'event')},"
@@ -176,7 +176,7 @@ def _summary(result: Minimized, output: Path) -> Iterator[str]:
 
 
 def _left_out(history: History, result: Minimized) -> Iterator[str]:
-    """What is not in the smaller trace besides events that the finding does not need."""
+    """The lines about other parts that the smaller trace lacks, besides events that the finding does not need."""
     yield from left_out(history)
     if result.lost:
         yield f"It does not show {words.some(len(result.lost), 'other finding')}; --finding ID keeps one of them instead:"

@@ -1,4 +1,4 @@
-"""Options and preparations that the commands which run vLLM share."""
+"""Options and preparations shared by the commands that run vLLM."""
 
 from __future__ import annotations
 

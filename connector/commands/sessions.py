@@ -1,4 +1,4 @@
-"""What the commands have in common that run a session of `check`: its progress, signals, and how they end."""
+"""Functions shared by the commands that run a session of `check`: progress, signals, and exit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def watched(session: Callable[[OnProgress], Checked], *, steps: int | None) -> t
     """Run a session of `steps` steps, with its progress in the terminal.
 
     Returns:
-        What was seen, and the signal that ended it before its time, or 0.
+        The results, and the signal that ended the session early, or 0.
 
     Raises:
         KeyboardInterrupt: a signal came before anything was seen.
@@ -66,8 +66,8 @@ def watched(session: Callable[[OnProgress], Checked], *, steps: int | None) -> t
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """The signals that came: Ctrl-C, or SIGTERM, as a job's time limit sends it. Each raises KeyboardInterrupt as well, which
-    is lost where Python is in a callback of its own, such as a weak reference's."""
+    """The received signals: Ctrl-C, or SIGTERM from a job's time limit. Each also raises KeyboardInterrupt, which is lost if
+    Python is in an internal callback, such as a weak reference's."""
     came: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -84,7 +84,7 @@ def _interrupts() -> Iterator[list[int]]:
 
 @contextmanager
 def _vllm_silent() -> Iterator[None]:
-    """Without vLLM's log: what it says of failures that a workload provokes would stand before the result."""
+    """A context without vLLM's log, whose messages about provoked failures would precede the result."""
     logger = logging.getLogger("vllm")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

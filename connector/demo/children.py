@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 PATIENCE_S = 5.0
-"""Seconds that a child may take to end after SIGTERM."""
+"""Maximum time in seconds for a child to end after SIGTERM."""
 
 
 class ChildDied(RuntimeError):
@@ -24,7 +24,7 @@ class Child:
     def __init__(
         self, name: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str], pass_fds: Sequence[int] = ()
     ) -> None:
-        """`pass_fds`: file descriptors that it has as well."""
+        """`pass_fds`: file descriptors that it inherits."""
         self.name = name
         self.log = log
         with log.open("wb") as file:
@@ -48,7 +48,7 @@ class Child:
             raise ChildDied(f"the {self.name} ended unexpectedly, {how}; the last line of {self.log}: {lines[-1]}")
 
     def end(self) -> None:
-        """End it with SIGTERM, and if that does not help with SIGKILL; returns when it has ended."""
+        """End it with SIGTERM, or if it does not end in time, with SIGKILL; returns when it has ended."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -59,11 +59,11 @@ class Child:
 
 
 class Children:
-    """All children of this process, which end with the `with` block, the last one first.
+    """All children of this process. They end with the `with` block, the last one first.
 
-    A signal that stops them may come at any moment, so its handler raises nothing: whoever waits for a child sees it end.
-    An exception from a handler can be swallowed by a callback, and one that interrupts the `exec` behind a dataclass makes
-    Python end by the signal although it was caught.
+    A signal that stops them may come at any moment, so its handler raises nothing: code that waits for a child sees it end.
+    An exception from a handler can be swallowed by a callback. If it interrupts the `exec` behind a dataclass, Python ends by
+    the signal although the exception was caught.
 
     Attributes:
         stopped: a signal has stopped them; no child is started any more.
@@ -109,5 +109,5 @@ class Children:
 
 
 def _die_with_parent() -> None:
-    """On Linux the children end even when the parent is killed (prctl PR_SET_PDEATHSIG)."""
+    """Let this child end when the parent is killed (Linux only: prctl PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -24,9 +24,9 @@ from kvtrail.tracer.reports import terminal
 READY_WITHIN_S = 60.0
 JUDGED_WITHIN_S = 15.0
 WIDEST = 100
-"""Columns of a line, however wide the terminal is."""
+"""Maximum width of a line in columns, even in a wider terminal."""
 OTHER_PORTS = 20
-"""Ports that are tried where one is taken."""
+"""Number of further ports that are tried if one is taken."""
 GENTLY_S = 5.0
 """Pause between two rounds."""
 SAME_TOKENS = "  The generated tokens are the same as those of an engine without a connector."
@@ -34,14 +34,15 @@ T = TypeVar("T")
 
 
 class DemoError(RuntimeError):
-    """The demo cannot go on; the text says why, and what to do."""
+    """The demo cannot continue; the text says why, and what to do."""
 
 
 def run(options: Options, children: Children) -> None:
     """Run a demo to its end, or until its children are stopped.
 
     Raises:
-        DemoError, ChildDied: see there; of children that are stopped, any error. All have ended when this returns or raises.
+        DemoError, ChildDied: see there. If the children are stopped, any error. All children have ended when this returns or
+            raises.
     """
     for port, option in (
         (options.grpc_port, "--grpc-port"),
@@ -123,7 +124,7 @@ def _play(options: Options, engines: Engines, watched: Sequence[Child]) -> None:
 
 
 def _first_round(options: Options, engines: Engines) -> tuple[list[Served], dict[str, Any] | None]:
-    """Serve it; returns what was served, and what the tracer knows of the engine's death, if its bug has killed it."""
+    """Serve the first round. Returns the served requests and, if the bug killed the engine, the tracer's record of that."""
     try:
         with terminal.status() as say:
             served = engines.one_round(0, lambda count: say(f"  served: {words.some(count, 'request')}"))
@@ -160,7 +161,7 @@ def _start_servers(options: Options, children: Children) -> list[Child]:
 
 
 def _summarize(options: Options, wrong: int, served: int) -> None:
-    """Say what the tracer has counted, and how many of the answers of two engines are wrong."""
+    """Print the tracer's counts, and the number of wrong answers of two engines."""
     totals = _asked(options, "totals")
     rows = [("requests", totals["requests"], "of both engines" if options.pd else "")]
     if not options.pd:
@@ -180,10 +181,10 @@ def _summarize(options: Options, wrong: int, served: int) -> None:
 
 
 def _compare(options: Options, wrong: set[str], late: set[str], found: Mapping[str, bool]) -> None:
-    """Say which of the wrong answers were named. `found` are those that were, and whether they were healed.
+    """Print which of the wrong answers were named. `found` has the named requests, and whether they were healed.
 
     Raises:
-        DemoError: not all of them, or of those that were asked too `late` some were not healed.
+        DemoError: not all of them were named, or some of the requests that were handed on too `late` were not healed.
     """
     click.echo(f"  named by kvtrail    {len(found):>9,}   as {STALE_HANDOFF}, {sum(found.values())} of them healed")
     if harmless := [each for each, healed in found.items() if each not in wrong and not healed]:
@@ -201,13 +202,13 @@ def _compare(options: Options, wrong: set[str], late: set[str], found: Mapping[s
 
 
 def _asked(options: Options, path: str, **query: str | int) -> Any:
-    """What the tracer's api answers."""
+    """The answer of the tracer's API."""
     return httpx.get(f"{options.api}/api/{path}", params=query).json()
 
 
 def _named(options: Options, late: set[str]) -> dict[str, bool]:
-    """The requests that the rule about stale hand-offs names, and whether they were healed: when these are among them, or
-    after a while."""
+    """The requests that the rule about stale hand-offs names, and whether they were healed. Waits for a limited time until
+    the `late` ones are among them."""
     named: dict[str, bool] = {}
 
     def are_named() -> bool:
@@ -220,7 +221,7 @@ def _named(options: Options, late: set[str]) -> dict[str, bool]:
 
 
 def _report_findings(options: Options) -> None:
-    """Say what was found, one finding of each rule, with the addresses of its requests.
+    """Print one finding of each rule, with the addresses of its requests.
 
     Raises:
         DemoError: nothing was found.
@@ -242,7 +243,7 @@ def _report_findings(options: Options) -> None:
 
 
 def _death(options: Options, engines: Engines) -> dict[str, Any]:
-    """What the tracer knows of the engine, which has died. Raises ChildDied if it does not know of what."""
+    """The tracer's record of the dead engine. Raises ChildDied if the tracer does not know the cause of death."""
 
     def ended() -> dict[str, Any] | None:
         (known,) = _asked(options, "fleet")["engines"]
@@ -257,7 +258,7 @@ def _death(options: Options, engines: Engines) -> dict[str, Any]:
 
 
 def _report_death(death: dict[str, Any]) -> None:
-    """The last lines: what died, of what, what was lost by it, and why."""
+    """Print the last lines: the dead engine, the exception, the lost requests, and the cause."""
     _one_line(f"The engine died, {words.some(death['lost'], 'request')} lost: {death['ended_by']}")
     cause = death["cause"]
     _one_line(f"Why: {cause['rule']}: {cause['title']}" if cause else "Why: nothing was found before it.")
@@ -270,12 +271,12 @@ def _one_line(text: str) -> None:
 
 
 def _wrapped(text: str, *, indent: str = "") -> str:
-    """The text in lines that fit the terminal and can be read."""
+    """The text wrapped to the width of the terminal, or to a readable width."""
     return "\n".join(terminal.wrapped(text, min(terminal.width() or WIDEST, WIDEST), first=indent))
 
 
 def _waited_for(answer: Callable[[], T], within_s: float = JUDGED_WITHIN_S) -> T:
-    """The answer once there is one; else the last one."""
+    """The first true answer, or after the time limit, the last one."""
     deadline = time.monotonic() + within_s
     while not (answered := answer()) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -283,7 +284,7 @@ def _waited_for(answer: Callable[[], T], within_s: float = JUDGED_WITHIN_S) -> T
 
 
 def _go_on(watched: Sequence[Child], engines: Engines, *, is_dead: bool) -> None:
-    """Serve further rounds, if the engine has not died, until one of all these ends, or is stopped."""
+    """Serve further rounds, unless the engine has died, until one of the processes ends, or is stopped."""
     number = 0
     while True:
         pause_ends_s = time.monotonic() + GENTLY_S
@@ -297,12 +298,12 @@ def _go_on(watched: Sequence[Child], engines: Engines, *, is_dead: bool) -> None
 
 
 def free_port(port: int) -> int:
-    """This port, or the next free one, ten further each time: those beside it are other defaults."""
+    """This port, or the next free one in steps of ten: the adjacent ports are other defaults."""
     return next((each for each in range(port, port + 10 * OTHER_PORTS, 10) if _taken(each) is None), port)
 
 
 def _taken(port: int) -> str | None:
-    """Why nobody can listen on a port; None if somebody can."""
+    """Why no process can listen on a port; None if it is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -2,8 +2,8 @@
 
 `python -m kvtrail.connector.demo.engine_process` takes the arguments of `serve` as JSON, the pipe by its file descriptor.
 
-It is asked with the name of a method of `_Served`, the number of the question, and the arguments. It answers with that
-number, whether this is the last answer to it, and the value.
+A call has the name of a method of `_Served`, a number, and the arguments. An answer has this number, whether it is the last
+answer to the call, and the value.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from kvtrail.connector.demo.workload import DemoRequest
 
 PAUSE_S = 0.001
-"""Between two steps, as vLLM's own loop pauses after a step that computes nothing. An engine that only keeps blocks goes on
-stepping: a step shows whether they were read, or a lease has ended."""
+"""Pause in seconds between two steps, as in vLLM's own loop after a step that computes nothing. An engine that only keeps
+blocks continues to step: a step shows whether they were read, or a lease has ended."""
 READY, END = 0, "end"
-"""The number under which it says that it takes requests, and the question that ends it: with the end record."""
+"""The number of the message that it takes requests, and the call that ends it with an end record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ def serve(
     metrics_port: int = 0,
     **overrides: Any,
 ) -> None:
-    """Run until `END`, or until nobody can ask any more.
+    """Run until `END`, or until the other end of the pipe is closed.
 
     Args:
-        folder: for the model.
+        folder: the folder for the model.
         connector: the `kv_transfer_config`; None for an engine without any.
         hybrid: half of the model's layers have a sliding window.
         metrics_port: serve vLLM's own metrics there, as `vllm serve` does; 0 does not serve them.
@@ -70,7 +70,7 @@ def serve(
 
         start_http_server(metrics_port, "127.0.0.1")
     connection.send((READY, True, None))
-    with suppress(EOFError):  # whoever asked has ended
+    with suppress(EOFError):  # the calling process has ended
         _Served(connection, llm).run()
     for recorder in recorders():
         recorder.flush()
@@ -78,7 +78,7 @@ def serve(
 
 
 class _Served:
-    """The engine, and who asks it."""
+    """The engine, and the connection to its caller."""
 
     def __init__(self, connection: Connection, llm: Any) -> None:
         self._connection = connection
@@ -86,7 +86,7 @@ class _Served:
         self._engine = llm.llm_engine
         self._scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         self._ids: dict[str, tuple[int, str]] = {}
-        """By the external id of a request, the number of the question, and vLLM's id."""
+        """By the external id of a request, the number of its call, and vLLM's id."""
 
     def run(self) -> None:
         while True:
@@ -117,7 +117,7 @@ class _Served:
         """Run a request; the answer is an `Answer`, when it has ended.
 
         Args:
-            external_id: what vLLM has as the id that the client chose.
+            external_id: the id that vLLM treats as chosen by the client.
             params: its `kv_transfer_params`.
         """
         from vllm import SamplingParams
@@ -130,8 +130,8 @@ class _Served:
         self._ids[external_id] = number, engine_id
 
     def run_all(self, number: int, jobs: Sequence[DemoRequest]) -> None:
-        """Run requests to their ends, each from its step on, in an engine that runs no others. It answers with how many have
-        ended whenever one has, and at last with the tokens that each generated, by its id."""
+        """Run requests to their ends, each from its step on, in an engine that runs no others. It answers with the number of
+        ended requests whenever one ends, and finally with the generated tokens of each, by id."""
         from kvtrail.connector.demo import workload
         from kvtrail.connector.recording.recorder import recorders
 
@@ -145,7 +145,7 @@ class _Served:
         self._connection.send((number, True, self._llm.reset_prefix_cache()))
 
     def kept(self, number: int) -> None:
-        """How many ended requests have blocks that the engine keeps."""
+        """Answer with the number of ended requests whose blocks the engine keeps."""
         running, waiting = self._scheduler.get_request_counts()
         self._connection.send((number, True, len(self._scheduler.requests) - running - waiting))
 
@@ -156,7 +156,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # The answers are those of the module by its name, in this process and in that which asks.
+    # The class of the answers must come from the module by its name, in this process and in the calling one.
     from kvtrail.connector.demo import engine_process
 
     engine_process.main()

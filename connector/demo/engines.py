@@ -1,8 +1,8 @@
 """The engines of a demo, each with its role, and the rounds of requests that they serve.
 
-One engine does both, with the OffloadConnector. Of two, one prefills and one decodes, and a router stands between them. With
-its bug the router is slow with some requests: the lease of the engine that prefills runs out, other prompts take the blocks,
-and the engine that decodes reads those. Its answers are wrong, and neither engine notices.
+A single engine prefills and decodes, with the OffloadConnector. Of two engines, one prefills and one decodes, with a router
+between them. With the bug, the router is slow with some requests: the lease of the prefill engine expires, other prompts
+overwrite the blocks, and the decoding engine reads these. Its answers are wrong, and neither engine notices.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.simulate.tiny_model import VOCABULARY
 
 BOTH = "both"
-"""The role of an engine that prefills and decodes. `ALONE` has no connector: its tokens are those to compare with."""
+"""The role of an engine that prefills and decodes. `ALONE` has no connector: its tokens are the reference."""
 NAMES = {BOTH: "engine", ALONE: "plain engine", PREFILL: "engine prefill", DECODE: "engine decode"}
 HOST_BYTES = 64 * 2**20
-"""The OffloadConnector's host memory: plenty for the demo's model."""
+"""Bytes of the OffloadConnector's host memory: plenty for the demo's model."""
 PASSES = 2
-"""How often a round of one engine sends the same prompts. Its prefix cache is reset before each pass, so the second one loads
-from the host."""
+"""Number of times that a round of one engine sends the same prompts. Its prefix cache is reset before each pass, so the
+second pass loads from the host."""
 LEASE_S = 8
-"""The lease that runs out; vLLM's own default is 30 s."""
+"""The lease that expires, in seconds; vLLM's own default is 30 s."""
 TOKENS = 330
 """Tokens of a prompt; the block pool of an engine holds five such prompts."""
 ALL_TOKENS = 720
 """Tokens of each of the four prompts that overwrite the pool."""
 LATE = 4
-"""Requests of a round that are handed on too late."""
+"""Number of requests of a round that are handed on too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Served:
 
     Attributes:
         engine_id: vLLM's own id of it, on the engine that decodes.
-        late: whether that engine was asked too late, by the bug of two.
+        late: whether the router called that engine too late, by the bug of two engines.
     """
 
     job: DemoRequest
@@ -89,14 +89,14 @@ class Engines:
         return list(self._children.values())
 
     def end(self, *roles: str) -> None:
-        """Have those of these roles end, if there are any."""
+        """End the engines with these roles, if there are any."""
         for role in roles:
             if (child := self._children.pop(role, None)) is not None:
                 self._engines[role].ask_to_end()
                 child.process.wait(SLOW_S)
 
     def check(self) -> None:
-        """Raise the ChildDied of one that has died, if need be after a moment: its pipes close first."""
+        """Raise the ChildDied of a dead engine, if necessary after a short wait, since its pipes close first."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and all(child.process.poll() is None for child in self.children):
             time.sleep(0.05)
@@ -104,10 +104,10 @@ class Engines:
             child.check()
 
     def one_round(self, number: int, served: Callable[[int], None] = lambda count: None) -> list[Served]:
-        """Serve the requests of a round; `served` is called with how many are.
+        """Serve the requests of a round; `served` is called with the number of served requests.
 
         Raises:
-            EngineDied: one of them has.
+            EngineDied: an engine has died.
         """
         if self._options.pd:
             return self._routed(number, served)
@@ -118,7 +118,7 @@ class Engines:
         return found
 
     def alone(self, served: Sequence[Served]) -> list[tuple[int, ...]]:
-        """What the engine without a connector generates for the requests of the first round."""
+        """The tokens that the engine without a connector generates for the requests of the first round."""
         if self._options.pd:
             answers = at_once(lambda job: self._engines[ALONE].ask(job).result(SLOW_S), [each.job for each in served])
             return [answer.tokens for answer in answers]
@@ -128,7 +128,7 @@ class Engines:
         return [tuple(tokens[each.job.id]) for each in served]
 
     def _jobs(self, number: int) -> list[list[DemoRequest]]:
-        """The passes of a round of one engine. The bug needs new prompts: a request with a prefix that is loaded at once is
+        """The passes of a round of one engine. The bug needs new prompts, since a request whose prefix is loaded at once is
         not preempted."""
         jobs = workload.stale_lookup(seed=number) if self._options.bug else workload.shared_prefixes()
         return [[replace(job, id=f"r{number + 1}p{part + 1}-{job.id}") for job in jobs] for part in range(PASSES)]
@@ -136,7 +136,7 @@ class Engines:
     def _run(
         self, role: str, passes: Sequence[list[DemoRequest]], served: Callable[[int], None] = lambda count: None
     ) -> list[Future[Any]]:
-        """Have an engine run these, one after the other."""
+        """Let an engine run these passes, one after the other."""
         engine, ran, before = self._engines[role], [], 0
         for jobs in passes:
             engine.forget()
@@ -157,11 +157,11 @@ class Engines:
         return found
 
     def _handed_over(self, job: DemoRequest) -> Served:
-        """What a router does with a request."""
+        """Handle a request like a router."""
         return self._decoded(job, prefilled(self._engines[PREFILL], job))
 
     def _handed_over_late(self, number: int, jobs: Sequence[DemoRequest]) -> list[Served]:
-        """The same, slowly: it hands them on when other prompts have been computed into the blocks."""
+        """Handle requests like a slow router, which hands them on after other prompts have overwritten the blocks."""
         prefill = self._engines[PREFILL]
         params = at_once(lambda job: prefilled(prefill, job), jobs)
         while prefill.kept():
@@ -221,7 +221,7 @@ def _start(role: str, options: Options, children: Children) -> tuple[Child, Conn
 
 
 def _prompts(name: str, number: int, count: int, length: int) -> list[DemoRequest]:
-    """Requests of one length that have nothing in common with others."""
+    """Requests of one length that share no prefix with others."""
     rng = random.Random(f"{name} {number}")
     tokens = [tuple(rng.randrange(3, VOCABULARY) for _ in range(length)) for _ in range(count)]
     return [DemoRequest(f"r{number}-{name}-{n}", prompt, 24) for n, prompt in enumerate(tokens)]

@@ -1,6 +1,6 @@
-"""Real vLLM engines, as who asks them sees them: one alone, or two, one prefilling for the other, with a router between them.
+"""Clients of real vLLM engines: a single engine, or a prefill engine and a decoding engine with a router between them.
 
-The connector of two is vLLM's own, unmodified: by default the NixlConnector, over UCX on loopback.
+Two engines use vLLM's own, unmodified connector: by default the NixlConnector, over UCX on loopback.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from kvtrail.connector.simulate.pairs.router import ASKED_TO_PREFILL
 PREFILL, DECODE, ALONE = "prefill", "decode", "alone"
 """The engines, and their services in the spans."""
 AT_KVTRAIL = "kvtrail.connector"
-"""The module path of a connector that is traced under its own name, since vLLM compares that."""
+"""The module path of a connector that is traced under its own name, since vLLM compares this name."""
 ENVIRONMENT = {
     "UCX_TLS": "tcp,self,sysv,posix",  # UCX's transports that need no network card
     "PYTHONHASHSEED": "0",  # both engines hash blocks alike
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
 }
 SLOW_S = 240.0
-"""What a slow machine needs at most; only what hangs takes so long."""
+"""Timeout in seconds. Even a slow machine needs less, so only a hanging operation takes this long."""
 AT_ONCE = 2
-"""Requests that the router has under way: the block pool of an engine holds about three."""
+"""Number of concurrent requests of the router: the block pool of an engine holds about three."""
 T = TypeVar("T")
 
 
@@ -50,10 +50,10 @@ class EngineDied(RuntimeError):
 
 
 class AskedEngine:
-    """An engine's process, `engine_process`, asked over a connection.
+    """The client of an engine's process (`engine_process`), over a connection.
 
     Attributes:
-        ready: ends when it takes requests.
+        ready: completes when the engine takes requests.
     """
 
     def __init__(self, name: str, connection: Connection, log: Path) -> None:
@@ -64,7 +64,7 @@ class AskedEngine:
         self._died = False
         self._numbers = count(READY)
         self._awaited: dict[int, tuple[Future[Any], Callable[[Any], object]]] = {}
-        """By the number of a question: its answer, and what gets those before the last one."""
+        """By the number of a call: its last answer, and the callback for earlier answers."""
         _, self.ready = self._expected()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -75,8 +75,8 @@ class AskedEngine:
     def run_all(
         self, jobs: Sequence[DemoRequest], on_progress: Callable[[int], object] = lambda done: None
     ) -> Future[Any]:
-        """Have it run these to their ends, and nothing beside them: their generated tokens, by id. `on_progress` is called
-        with how many have ended."""
+        """Let it run these requests to their ends, and nothing else; gives their generated tokens, by id. `on_progress` is
+        called with the number of ended requests."""
         return self._asked("run_all", jobs, on_progress=on_progress)
 
     def forget(self) -> None:
@@ -84,19 +84,19 @@ class AskedEngine:
         self._asked("forget")
 
     def kept(self) -> int:
-        """How many ended requests have blocks that it keeps."""
+        """The number of ended requests whose blocks it keeps."""
         kept: int = self._asked("kept").result(SLOW_S)
         return kept
 
     def ask_to_end(self) -> None:
-        """Have it end."""
+        """Tell it to end."""
         self._asked(END)
 
     def _asked(
         self, method: str, *arguments: Any, on_progress: Callable[[Any], object] = lambda value: None
     ) -> Future[Any]:
         number, answer = self._expected(on_progress)
-        with suppress(OSError):  # it has died: whoever waits for an answer learns that from `_read`
+        with suppress(OSError):  # it has died: `_read` reports this to those who wait for an answer
             self._connection.send((method, number, *arguments))
         return answer
 
@@ -125,13 +125,13 @@ class AskedEngine:
 
 
 def prefilled(engine: AskedEngine, job: DemoRequest) -> Mapping[str, Any]:
-    """Have a request prefilled; the params for the engine that decodes it."""
+    """Let an engine prefill a request; returns the params for the decoding engine."""
     params = engine.ask(replace(job, max_tokens=1), ASKED_TO_PREFILL).result(SLOW_S).params
     assert params is not None, f"{job.id} was not handed over"
     return params
 
 
 def at_once(call: Callable[[DemoRequest], T], jobs: Sequence[DemoRequest]) -> list[T]:
-    """The call's results for the jobs, with a few under way at a time."""
+    """The call's results for the jobs, with a few calls at a time."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
         return list(threads.map(call, jobs))

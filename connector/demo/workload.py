@@ -1,4 +1,4 @@
-"""The demo's workload: prompts that share prefixes, more than the block pool holds."""
+"""The demo's workload: prompts that share prefixes and that exceed the block pool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvtrail.connector.simulate.tiny_model import VOCABULARY
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
-    """One request: its id, its prompt as token ids, how many tokens to generate, and after which step it arrives."""
+    """One request: its id, its prompt as token ids, the number of tokens to generate, and the step after which it arrives."""
 
     id: str
     prompt: tuple[int, ...]

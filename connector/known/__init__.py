@@ -1,8 +1,8 @@
-"""What is known of particular connectors: one folder each, found by the class names that it declares (docs/connectors.md).
+"""Known connectors: one package each, found by the class names that it declares (docs/connectors.md).
 
-In comes a connector's class or name; out come its declaration and its parts: `probe` (the only one that an engine imports;
-`contents` beside it follows what the connector's store holds), `fake` for the bare scheduler, `recorded` to drive a recording
-again. A connector without a folder is traced all the same.
+In: a connector's class or name. Out: its declaration and its parts: `probe` (the only one that an engine imports; `contents`
+beside it follows the connector's store), `fake` for the bare scheduler, and `recorded` to drive a recording again. A
+connector without a package is traced too.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from kvtrail.tracer.events.patience import Patience
 PROBES = "kvtrail.probes"
 """Entry points of probes, by the name of a connector's class."""
 UNTRACED = "Untraced"
-"""Prefix of the class names of kvtrail's own connectors; the traced class has the name without it."""
+"""Prefix of the class names of kvtrail's own connectors. The traced class has the name without the prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownConnector:
-    """What a folder declares, as `CONNECTOR` in its `__init__`.
+    """The declaration of a package, as `CONNECTOR` in its `__init__`.
 
     Attributes:
-        package: the folder's `__name__`; its modules `probe`, `fake` and `recorded` are optional.
-        classes: class names, as vLLM's registry or the connector's own package has them. Subclasses are recognized too.
-        capabilities: what rules may rely on in its spans.
+        package: the package's `__name__`; its modules `probe`, `fake` and `recorded` are optional.
+        classes: class names in vLLM's registry or in the connector's own package. Subclasses are recognized too.
+        capabilities: the properties of its spans on which rules may rely.
         compared_by_name: whether vLLM compares its registered name, so that the name `Traced<X>` would hide it.
-        other_writers: whether its lookups may find what no request of this engine has computed.
-        patience: how long it waits for another engine, by the settings in its extra configuration; vLLM may be imported
-            there.
-        lease: for how many seconds a connector object keeps the blocks of a request that has just ended, by the request's id;
-            None where that is not fixed.
-        unrecoverable: why its installed version ends the engine when vLLM computes again what it loaded; None where that is
-            not known. The guard then leaves wrong bytes as they are.
-        children: the attribute that lists the connectors which it passes calls on to.
+        other_writers: whether its lookups may find tokens that no request of this engine has computed.
+        patience: its time limits for another engine, from the settings in its extra configuration. The function may import
+            vLLM.
+        lease: the seconds for which a connector object keeps the blocks of a request that has just ended, by the request's
+            id; None if the time is not fixed.
+        unrecoverable: why its installed version ends the engine when vLLM recomputes loaded tokens; None if it does not, as
+            far as known. Otherwise the guard leaves wrong bytes as they are.
+        children: the attribute that lists the connectors to which it passes calls.
         check_settings: the values from which `kvtrail check` draws each setting of its extra configuration.
-        settings_when_full: the same, in their place, where the store is to be full.
-        hands_over: whether engines with it in one process hand over to each other, by the `stand_in` in its folder.
-        check_children: the connectors that `kvtrail check` draws two children from.
+        settings_when_full: the values used instead if the store is to be full.
+        hands_over: whether engines with it in one process hand over to each other, with the `stand_in` in its package.
+        check_children: the connectors from which `kvtrail check` draws two children.
     """
 
     package: str
@@ -64,8 +64,8 @@ class KnownConnector:
     hands_over: bool = False
 
     def part(self, module: str) -> Any:
-        """What a module of the folder calls PROBE, FAKE or RECORDED, after itself: a class, or of `recorded` a function. None
-        without the module."""
+        """The object that a module of the package defines under its own name in capitals (PROBE, FAKE or RECORDED): a class,
+        or for `recorded` a function. None without the module."""
         name = f"{self.package}.{module}"
         if importlib.util.find_spec(name) is None:
             return None
@@ -86,13 +86,13 @@ def by_name(name: str) -> KnownConnector | None:
 
 
 def by_class(cls: type) -> KnownConnector | None:
-    """The connector of this class, or of one that it is derived from."""
+    """The connector of this class, or of one of its base classes."""
     return next((known for base in cls.__mro__ if (known := by_name(base.__name__))), None)
 
 
 def unrecoverable(connector: Any) -> str | None:
-    """Why a connector, or a child that it passes calls on to, ends the engine when vLLM computes again what it loaded; None
-    where that is not known of any."""
+    """Why a connector, or a child to which it passes calls, ends the engine when vLLM recomputes loaded tokens; None if none
+    of them is known to."""
     known = by_class(type(connector))
     if known is None:
         return None
@@ -104,13 +104,13 @@ def unrecoverable(connector: Any) -> str | None:
 
 @cache
 def part_of(cls: type, module: str) -> Any:
-    """The `probe`, `fake` or `recorded` part for a connector class; None if nobody declares one. The author's
-    declaration comes first: the attribute `kvtrail_probe` (or `kvtrail_fake`, `kvtrail_recorded`), as an object or as a
-    name `module:Class`. For a probe, an entry point of the group `kvtrail.probes` comes next, named like the class or
-    one of its bases. The package of a known connector comes last.
+    """The `probe`, `fake` or `recorded` part for a connector class; None if none is declared. The author's declaration
+    comes first: the attribute `kvtrail_probe` (or `kvtrail_fake`, `kvtrail_recorded`), as an object or as a name
+    `module:Class`. For a probe, an entry point of the group `kvtrail.probes` comes next, named like the class or one of its
+    bases. The package of a known connector comes last.
 
     Raises:
-        ImportError, AttributeError: what its author declares cannot be imported.
+        ImportError, AttributeError: the author's declaration cannot be imported.
     """
     own = getattr(cls, f"kvtrail_{module}", None)
     if own is not None:
@@ -124,15 +124,15 @@ def part_of(cls: type, module: str) -> Any:
 
 
 def has_other_writers(cls: type) -> bool:
-    """Whether a connector's lookups may find what no request of this engine has computed: as its class says in the attribute
-    `kvtrail_other_writers`, or as is known of it."""
+    """Whether a connector's lookups may find tokens that no request of this engine has computed, according to its class
+    attribute `kvtrail_other_writers` or to the package of a known connector."""
     known = by_class(cls)
     return bool(getattr(cls, "kvtrail_other_writers", known is not None and known.other_writers))
 
 
 def overrides(cls: type, method: str) -> bool:
-    """Whether a class, or one between it and vLLM's, defines a method of vLLM's base class itself: what it inherits it does
-    not claim. Two bound class methods are never the same object, so the classes are compared that define it."""
+    """Whether a class, or a class between it and vLLM's base class, defines a method itself. An inherited method claims
+    nothing. Two bound class methods are never the same object, so this compares the classes that define the method."""
     from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
     return any(method in each.__dict__ for each in cls.__mro__ if each.__module__ not in (base.__name__, "builtins"))
@@ -144,15 +144,15 @@ def plain_name(cls: type) -> str:
 
 
 def importable_as(cls: type) -> str:
-    """An untraced connector class as `module:Class`; of one with an injected fault, the class without it."""
+    """An untraced connector class as `module:Class`. For a class with an injected fault, the class without the fault."""
     cls = getattr(cls, "_kvtrail_without_fault", cls)
     plain = next(base for base in cls.__mro__ if base.__module__ != "kvtrail.connector")
     return f"{plain.__module__}:{plain.__qualname__}"
 
 
 def capabilities_declared(cls: type) -> str:
-    """The resource attribute about capabilities: of all known connectors, and of `cls`, which may be derived from one and may
-    name more in its attribute `kvtrail_capabilities`."""
+    """The resource attribute with the capabilities of all known connectors and of `cls`, which may be derived from one and
+    may name further capabilities in its attribute `kvtrail_capabilities`."""
     declared = {name: known.capabilities for name, known in _by_class().items() if not name.startswith(UNTRACED)}
     own = frozenset(each for each in Capability if each in getattr(cls, "kvtrail_capabilities", ()))
     if known := by_class(cls):
@@ -162,8 +162,8 @@ def capabilities_declared(cls: type) -> str:
 
 
 def patience_declared(cls: type, settings: Mapping[str, Any]) -> str:
-    """The resource attribute about patience: of all known connectors, and of `cls`, which may be derived from one and may
-    declare its own as a `Patience` in its attribute `kvtrail_patience`. `settings` is the extra configuration of `cls`."""
+    """The resource attribute with the time limits of all known connectors and of `cls`, which may be derived from one and may
+    declare its own `Patience` in its attribute `kvtrail_patience`. `settings` is the extra configuration of `cls`."""
     known = by_class(cls)
     declared = {
         name: each.patience(settings if each is known else {})

@@ -1,6 +1,6 @@
-"""Fakes for the bare scheduler: the server, the lookup client and the workers' copy that a connector needs there.
+"""Fakes for the bare scheduler: replacements for the server, the lookup client and the workers' copies of a connector.
 
-A fake never replaces the connector's own accounting. Each says what it replaces.
+A fake never replaces the connector's own accounting. Each fake documents what it replaces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SETTINGS = "kvtrail.fake"
 
 
 class Copies(NamedTuple):
-    """What a job copies: KV blocks, and the place of each in the connector's store; into the blocks, if `loads`."""
+    """The copies of a job: KV blocks, and the place of each in the connector's store. `loads`: it copies to the blocks."""
 
     blocks: tuple[int, ...]
     places: tuple[Hashable, ...]
@@ -32,13 +32,13 @@ class Job(NamedTuple):
     Attributes:
         key: names it among the jobs of its connector.
         loads: the requests that wait for it, if it is a load.
-        holds: the requests with blocks that it reads: their end is reported only after the job's.
-        fills: the blocks that are all reported when the load fails; if empty, some of the blocks that vLLM allocated
-            are.
+        holds: the requests whose blocks it reads. Their end is reported only after the job's.
+        fills: the blocks that are reported when the load fails. If empty, some of the blocks that vLLM allocated are
+            reported.
         stream: jobs of one stream end in their order.
         then: data that its fake needs when the job ends.
-        child: its connector's place among the children of a MultiConnector.
-        copies: what it copies, if the plan lists it block by block.
+        child: its connector's index among the children of a MultiConnector.
+        copies: its copies, if the plan lists them block by block.
     """
 
     key: Hashable
@@ -52,12 +52,12 @@ class Job(NamedTuple):
 
 
 class Fake:
-    """For connectors that need nothing: a request that waits for a load is served after some steps. Each connector object
-    has a fake of its own.
+    """A fake for connectors that need no replacement: the load of a waiting request ends after some steps. Each connector
+    object has its own fake.
 
     Attributes:
-        plans_loads: whether a request that waits is served only by a job that loads it.
-        plans_copies: whether all that is copied is in the `copies` of jobs.
+        plans_loads: whether the wait of a request ends only with a job that loads it.
+        plans_copies: whether the `copies` of jobs contain all copies.
     """
 
     plans_loads = False
@@ -68,17 +68,17 @@ class Fake:
         self.settings: Mapping[str, Any] = extra.get(SETTINGS, {})
 
     def extra(self, folder: Path) -> dict[str, Any]:
-        """Extra configuration that the connector requires; `folder` lives as long as the scheduler."""
+        """Extra configuration that the connector requires; `folder` exists as long as the scheduler."""
         return {}
 
     def configured(self, transfer: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """The `kv_transfer_config` with that extra configuration; what is set already stays."""
+        """The `kv_transfer_config` with this extra configuration; existing settings are kept."""
         extra = self.extra(folder) | (transfer.get("kv_connector_extra_config") or {})
         return {**transfer, "kv_connector_extra_config": extra}
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Replace what the connector's constructor would reach for."""
+        """Replace the resources that the connector's constructor uses."""
         yield
 
     def connectors(self, connector: Any) -> Sequence[Any]:
@@ -99,7 +99,7 @@ class Fake:
 
 
 def reports_transfers(plain: type) -> bool:
-    """Whether the workers of an untraced connector class ever report what has been moved; vLLM's base class never does."""
+    """Whether the workers of an untraced connector class ever report completed transfers; vLLM's base class never does."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1 as Base
 
     asked = ("get_finished", "get_transfer_results")
@@ -107,8 +107,8 @@ def reports_transfers(plain: type) -> bool:
 
 
 class Chunks:
-    """A store of chunks of `size` tokens: which prefixes it holds, and no KV. Nothing is ever evicted. Chunks with
-    another salt are different chunks."""
+    """A store of chunks of `size` tokens. It knows which prefixes it holds, but has no KV. Nothing is ever evicted. Chunks
+    with another salt are different chunks."""
 
     def __init__(self, size: int) -> None:
         self.size = size

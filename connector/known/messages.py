@@ -1,7 +1,7 @@
-"""What two engines say to each other, for probes: events in order, some of a request that is named later.
+"""Messages between two engines, for probes: events in order, some of them of a request that is named later.
 
-An engine may be asked for a hand-off before it has the request, by what both call it (`transfer_id`, `kv_request_id`): the
-event waits until the probe names the request.
+An engine may be asked for a hand-off before it has the request, by the name that both engines use for it (`transfer_id`,
+`kv_request_id`). The event then waits until the probe names the request.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kvtrail.tracer.events.events import Direction, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
 
 MAX_NAMED = 65_536
-"""Hand-offs with a remembered request."""
+"""Maximum number of hand-offs with a remembered request."""
 MAX_UNNAMED = 4_096
-"""Hand-offs with a request that is not known yet; beyond these, the requests of the oldest stay unknown."""
+"""Maximum number of hand-offs whose request is not yet known. Beyond it, the requests of the oldest stay unknown."""
 MAX_WAITING = 64
-"""Events that wait for one name."""
+"""Maximum number of events that wait for one name."""
 
 
 class Messages:
-    """Events in the order in which they were seen, until the probe is asked for them. Connectors' threads note them, too."""
+    """Events in the order in which they were seen, until the probe is asked for them. Connectors' threads may add events."""
 
     def __init__(self) -> None:
         self._seen: deque[ProbeEvent] = deque(maxlen=MAX_PENDING)
@@ -35,7 +35,7 @@ class Messages:
             MAX_UNNAMED, on_drop=lambda _, events: self._seen.extend(events)
         )
         self._failure: Exception | None = None
-        """What could not be noted of a call."""
+        """The error that prevented an event from being noted."""
         self._lock = Lock()
 
     def __bool__(self) -> bool:
@@ -43,10 +43,10 @@ class Messages:
         return bool(self._seen) or self._failure is not None
 
     def take(self) -> list[ProbeEvent]:
-        """What was seen since the last call.
+        """The events since the last call.
 
         Raises:
-            Exception: something of it could not be noted.
+            Exception: one of them could not be noted.
         """
         if not self:
             return []
@@ -59,18 +59,18 @@ class Messages:
         return seen
 
     def name(self, key: str, request_id: str) -> None:
-        """The hand-off that both engines call `key` is that of this request."""
+        """Assign the hand-off that both engines call `key` to this request."""
         with self._lock:
             self._requests[key] = request_id
             self._seen.extend(each._replace(request_id=request_id) for each in self._unnamed.pop(key, ()))
 
     def note(self, kind: Kind, request_id: str | None, **values: Any) -> None:
-        """An event of a request, or of none."""
+        """Note an event of a request, or of none."""
         with self._lock:
             self._seen.append(ProbeEvent.of(kind, request_id, **values))
 
     def note_of(self, key: str, kind: Kind, **values: Any) -> None:
-        """An event of the request of a hand-off."""
+        """Note an event of a hand-off's request."""
         with self._lock:
             event = ProbeEvent.of(kind, self._requests.get(key), **values)
             if event.request_id is not None:
@@ -83,12 +83,12 @@ class Messages:
                 waiting.append(event)
 
     def give_up(self, key: str) -> None:
-        """Nobody will name the request of this hand-off."""
+        """Note that the request of this hand-off will never be named."""
         with self._lock:
             self._seen.extend(self._unnamed.pop(key, ()))
 
     def failed(self, error: Exception) -> None:
-        """Something could not be noted, and is missing from what is taken."""
+        """Note that an event could not be noted and is missing."""
         self._failure = error
 
 
@@ -98,8 +98,8 @@ def notification(said: str, direction: Direction, **values: Any) -> dict[str, An
 
 
 def blocks_of_both(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The values of a `kv.xfer` that name the blocks of both engines, by KV cache group; none where the two do not fit block
-    by block, as with padding of recurrent states."""
+    """The values of a `kv.xfer` that name the blocks of both engines, by KV cache group. Empty if they do not correspond
+    block by block, as with padding of recurrent states."""
     if [len(group) for group in ours] != [len(group) for group in theirs]:
         return {}
     return {

@@ -1,6 +1,6 @@
-"""Probes read what a connector does not pass to vLLM: matched prefixes, plans, evictions, the ends of transfers.
+"""Probes read facts that a connector does not pass to vLLM: matched prefixes, plans, evictions, the ends of transfers.
 
-A connector without a probe is traced all the same; what only a probe can see is then absent from its spans.
+A connector without a probe is traced too, but its spans lack the facts that only a probe can see.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kvtrail.tracer.events.semconv import Kind
 logger = logging.getLogger("vllm.kvtrail")
 
 NO_PROBE = "it has none"
-"""Why nothing is seen of a connector for which nobody has written a probe."""
+"""The reason why nothing is seen of a connector without a probe."""
 
 
 class Moved(NamedTuple):
-    """A transfer between KV blocks and the connector's store, in tokens, blocks and bytes, and the tokens that it was meant
-    to move, where that is known."""
+    """A transfer between KV blocks and the connector's store, in tokens, blocks and bytes, with the number of tokens that it
+    was meant to move, if known."""
 
     request_id: str
     start: int
@@ -33,15 +33,15 @@ class Moved(NamedTuple):
 
 
 class GroupHit(NamedTuple):
-    """What a KV cache group holds of a request: its number, and the lengths, in order, at which it has what it needs."""
+    """A KV cache group's part of a hit: its number, and the lengths, in order, at which it holds all that it needs."""
 
     group: int
     boundaries: tuple[int, ...]
 
 
 class Evicted(NamedTuple):
-    """A chunk that left the store: its key as short hex, its size in tokens and bytes, the request that pushed it out with a
-    store, and the tier that it left. None is unknown; a store without tiers names none."""
+    """A chunk that left the store: its key as short hex, its size in tokens and bytes, the request whose store evicted it,
+    and the tier that it left. None means unknown; a store without tiers names none."""
 
     key: str
     tokens: int | None
@@ -51,11 +51,11 @@ class Evicted(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A transfer that the scheduler's side asks of its workers: tokens, blocks, chunk keys, and its number if it runs
-    between steps. `present` chunks are in the store already, or their store is still open, and they are not copied; they
-    have no blocks. A store of 0 tokens says that there was no room from its start on. With several KV cache groups, the
-    blocks of one group come after those of another: `by_group` says how many each has, and `group_starts` the first token
-    of the first one, where that is known."""
+    """A transfer that the scheduler's side assigns to its workers: tokens, blocks, chunk keys, and its number if it runs
+    between steps. `present` chunks are in the store already, or their store is still open. They are not copied and have no
+    blocks. A store of 0 tokens means that there was no room from its start on. With several KV cache groups, the blocks are
+    listed group after group: `by_group` has the number of blocks of each, and `group_starts` the first token of each group's
+    first block, if known."""
 
     request_id: str
     start: int | None
@@ -89,8 +89,8 @@ class ProbeEvent(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a probe sees of a scheduling step: planned loads and stores, evictions, the numbers of transfers that the workers
-    must wait for, and other events. The evictions come before the stores: a step stores nothing that it evicts."""
+    """A probe's observations of a scheduling step: planned loads and stores, evictions, the numbers of transfers for which
+    the workers must wait, and other events. The evictions come before the stores: a step stores nothing that it evicts."""
 
     loads: Sequence[Planned] = ()
     stores: Sequence[Planned] = ()
@@ -101,20 +101,20 @@ class Seen(NamedTuple):
 
 CLEARED = None
 Change = bytes | tuple[bytes] | None
-"""A key that a cache holds now, one that it does not hold any more, in a tuple, or `CLEARED`."""
+"""A key that a cache now holds; a key that it no longer holds, in a tuple; or `CLEARED`."""
 
 
 MAX_PENDING = 65_536
-"""Changes that wait to be asked for; beyond them the oldest are dropped, which the caller notices by their number."""
+"""Maximum number of changes that wait for the caller. Beyond it the oldest are dropped; the caller notices by the count."""
 
 
 class StoreContents:
-    """All that a connector's store gains and loses, by the hashes of its chunks' last blocks. With several KV cache groups
-    the number of the group follows the hash. Subclasses note changes as the store's calls say them.
+    """All changes of a connector's store, by the hashes of its chunks' last blocks. With several KV cache groups, the number
+    of the group follows the hash. Subclasses note the changes that the store's calls show.
 
     Attributes:
         tier: the store's name.
-        changes_in_plans: whether it changes while vLLM plans a step, after vLLM's own cache has.
+        changes_in_plans: whether it changes while vLLM plans a step, after the changes of vLLM's own cache.
     """
 
     tier: str
@@ -123,14 +123,14 @@ class StoreContents:
     def __init__(self) -> None:
         self._changes: deque[tuple[Change, str | None]] = deque(maxlen=MAX_PENDING)
         self._failure: Exception | None = None
-        """What could not be noted of a change."""
+        """The error that prevented a change from being noted."""
 
     def changed(self) -> Sequence[tuple[Change, str | None]]:
-        """What has changed since the last call, in order, each with the request that did it with a store. Of chunks with one
-        hash the first that comes and the last that leaves are changes.
+        """The changes since the last call, in order, each with the request whose store caused it. If several chunks have the
+        same hash, only the first to arrive and the last to leave are changes.
 
         Raises:
-            Exception: something of it is not known.
+            Exception: a change is unknown.
         """
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -140,7 +140,7 @@ class StoreContents:
         return changes
 
     def held(self) -> Sequence[bytes]:
-        """All that it holds, with these changes."""
+        """The keys that it holds after these changes."""
         raise NotImplementedError
 
     def _failed(self, error: Exception) -> None:
@@ -148,15 +148,15 @@ class StoreContents:
 
 
 class Probe:
-    """Sees nothing. Subclasses read the connector's own state and must not change it; each connector object has a probe of
-    its own. A method that raises costs that answer, which is logged and counted; after a hundred failures in a row the probe
-    is switched off.
+    """A probe that sees nothing. Subclasses read the connector's own state and must not change it. Each connector object has
+    its own probe. If a method raises, its answer is lost, and the failure is logged and counted. After a hundred consecutive
+    failures the probe is switched off.
 
     Attributes:
-        load_call, store_call: names of the connector's methods on a worker that copy, after which `loads` and `stores` are
-            asked; None where they would see nothing.
-        report_calls: names of those of its methods on a worker that report what has ended, after which `reported` is asked.
-        sees_reports: whether `reported` is asked on the scheduler's side, too.
+        load_call, store_call: names of the connector's worker methods that copy, after which `loads` and `stores` are called;
+            None if they would see nothing.
+        report_calls: names of its worker methods that report ended transfers, after which `reported` is called.
+        sees_reports: whether `reported` is also called on the scheduler's side.
     """
 
     load_call: str | None = None
@@ -165,10 +165,10 @@ class Probe:
     sees_reports = False
 
     def made(self, connector: Any) -> None:
-        """On each side, once, when the connector has been made."""
+        """Called once on each side, after the connector has been created."""
 
     def knows_plans(self) -> bool:
-        """Whether the plans of the connector that is installed here have a form that `stepped` can read."""
+        """Whether `stepped` can read the plans of the installed connector."""
         return True
 
     def chunk_size(self, connector: Any) -> int | None:
@@ -176,12 +176,12 @@ class Probe:
         return None
 
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
-        """After a lookup: the matched tokens, and whether the answer was remembered from an earlier one. None is unknown."""
+        """After a lookup: the matched tokens, and whether the answer was cached by an earlier lookup. None means unknown."""
         return None, None
 
     def groups(self, connector: Any, request: Any, computed: int, claimed: int) -> Sequence[GroupHit]:
-        """With several KV cache groups, at level `detailed`, after a lookup that claims the first `claimed` tokens: what each
-        group holds of the request near that length. Nothing where that cannot be seen."""
+        """After a lookup that claims the first `claimed` tokens, with several KV cache groups at level `detailed`: the part
+        of the request that each group holds near that length. Empty if this cannot be seen."""
         return ()
 
     def keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
@@ -189,60 +189,61 @@ class Probe:
         return None
 
     def held_keys(self, connector: Any) -> Sequence[Any] | None:
-        """On the scheduler's side, seldom: the keys of all chunks that the store holds, as the store has them; None where
-        that cannot be seen. Only for a store with no other writer and with plans that name their keys."""
+        """Called rarely, on the scheduler's side: the keys of all chunks that the store holds, in the store's own form; None
+        if they cannot be seen. Only for a store with no other writer and with plans that name their keys."""
         return None
 
     def still_held(self, connector: Any, keys: Sequence[Any]) -> tuple[str, ...]:
-        """Of a part of these keys, those that the store still holds, as other events name them."""
+        """The keys among `keys`, a part of `held_keys`, that the store still holds, in the form of other events."""
         return ()
 
     def contents(self, connector: Any) -> StoreContents | None:
-        """On the scheduler's side, at lookups until there is an answer: what follows the store's contents, where that shows
-        all of them and no other engine writes to it. Plans of such a probe say nothing of what the store holds."""
+        """Called on the scheduler's side at lookups until it returns an object: the object that follows the store's contents.
+        Only for a store whose contents are all visible and to which no other engine writes. The plans of such a probe do not
+        report the store's contents."""
         return None
 
     def held_bytes(self, connector: Any) -> int | None:
-        """With each heartbeat, on the recorder's own thread: the bytes of KV that the connector holds in host memory.
-        The scheduler's side returns the bytes on each worker, a worker its own. None if this side cannot know."""
+        """Called with each heartbeat, on the recorder's own thread: the bytes of KV that the connector holds in host memory.
+        The scheduler's side returns the bytes on each worker, a worker its own bytes. None if this side cannot know."""
         return None
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
-        """On the scheduler's side, after `build_connector_meta`: what happened since the last call. None is nothing, as in
-        most steps."""
+        """Called on the scheduler's side after `build_connector_meta`: the observations since the last call. None means none,
+        as in most steps."""
         return None
 
     def forgotten(self, connector: Any) -> Sequence[Evicted]:
-        """On the scheduler's side, after `update_connector_output`: the chunks that left the store because of it."""
+        """Called on the scheduler's side after `update_connector_output`: the chunks that left the store because of it."""
         return ()
 
     def ended(self, connector: Any, output: Any) -> Sequence[int]:
-        """On the scheduler's side, before `update_connector_output`: the numbers of planned transfers that have ended."""
+        """Called on the scheduler's side before `update_connector_output`: the numbers of planned transfers that ended."""
         return ()
 
     def temporary(self, connector: Any) -> Mapping[str, int]:
-        """On the scheduler's side, asked by `kvtrail check` when no request is left: pins, leases, kept blocks, pending jobs,
-        whatever must be 0 then, under its name."""
+        """Called on the scheduler's side by `kvtrail check` when no request is left: counts that must then be 0, by name,
+        such as pins, leases, kept blocks and pending jobs."""
         return {}
 
     def loads(self, connector: Any) -> Sequence[Moved]:
-        """On a worker, after its `load_call`: what this step loaded."""
+        """Called on a worker after its `load_call`: the loads of this step."""
         return ()
 
     def stores(self, connector: Any) -> Sequence[Moved]:
-        """On a worker, after its `store_call`: what this step stored."""
+        """Called on a worker after its `store_call`: the stores of this step."""
         return ()
 
     def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
-        """On a worker, after one of its `report_calls` has returned `report`, and on the scheduler's side, if it
-        `sees_reports`, after `update_connector_output` with this report: what other engines said, and what was done about it,
-        in order."""
+        """Called on a worker after one of its `report_calls` has returned `report`. With `sees_reports`, also called on the
+        scheduler's side after `update_connector_output` with this report. Returns the messages of other engines and the
+        connector's reactions, in order."""
         return ()
 
 
 def probe_for(cls: type) -> Probe:
-    """A probe that knows this class, for one connector object; or one that sees nothing. One that cannot be imported or made
-    is logged and sees nothing: the engine goes on."""
+    """A new probe for a connector object of this class, or one that sees nothing. If a probe cannot be imported or created,
+    the error is logged, and the engine continues with one that sees nothing."""
     try:
         probe: Probe = (part_of(cls, "probe") or Probe)()
     except Exception:

@@ -1,7 +1,7 @@
-"""What a recording shows of a connector's store.
+"""A connector's store as a recording shows it.
 
-From it a known connector's `recorded.py` derives the configuration with which the recorded load finds the same store when it
-is driven again.
+The `recorded.py` of a known connector derives a configuration from it. With this configuration, the recorded load finds the
+same store when it is driven again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class RecordedStore:
 
     Attributes:
         settings: the recorded numbers of the connector's configuration; empty if another connector was recorded.
-        same_connector: whether the recorded connector is the one that is driven, in whichever version.
+        same_connector: whether the recorded connector is the one that is driven, in any version.
         chunk_size: tokens per chunk; None where unknown.
         block_size: tokens per KV block.
-        block_bytes: bytes of a KV block of the model that stands in for the recorded one.
-        events: of the recorded connector, in order.
-        matched: for each request, by its id in the scenario, how many tokens the store held at each lookup that asked it.
-        notes: what is not recorded and had to be assumed, in sentences.
+        block_bytes: bytes of a KV block of the model that replaces the recorded one.
+        events: the events of the recorded connector, in order.
+        matched: for each request, by its id in the scenario, the number of tokens that the store held at each lookup.
+        notes: assumptions about facts that were not recorded, in sentences.
     """
 
     settings: Mapping[str, Any]

@@ -1,6 +1,6 @@
-"""Looks over the methods of an object of a connector, which are called as before.
+"""Observes calls of the methods of a connector's object, without changing them.
 
-Some are called in every step of an engine: a look takes few instructions where there is nothing to note.
+Some methods are called in every step of an engine, so an observer takes few instructions if there is nothing to note.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from inspect import iscoroutinefunction
 from typing import Any, Self
 
 End = Callable[[Any, Exception | None], object]
-"""Sees how a call ends: its result, or what it raised."""
+"""Called at the end of a call with its result, or with the exception that it raised."""
 Failed = Callable[[Exception], object]
 
 
 def _left_out(error: Exception) -> None:
-    """Nobody asks what could not be read of a call."""
+    """Ignore the error of an observer."""
 
 
 class _Call:
@@ -44,9 +44,9 @@ class _Call:
 
 
 def watch(owner: Any, call: str, begin: Callable[..., End | None], failed: Failed = _left_out) -> None:
-    """Let `begin` see the arguments of a method before each call, and what it returns see how the call ends; a coroutine's
-    ends when it has run. `failed` gets what either of the two raises. An object without the method, of another version, stays
-    as it is."""
+    """Call `begin` with the arguments of a method before each call, and call its result at the end of the call. The call of a
+    coroutine ends when the coroutine has run. `failed` gets exceptions of both observers. An object without the method, of
+    another version, is not changed."""
     plain = getattr(owner, call, None)
     if plain is None:
         return
@@ -67,8 +67,8 @@ def watch(owner: Any, call: str, begin: Callable[..., End | None], failed: Faile
 
 
 def after(owner: Any, call: str, note: Callable[..., object], failed: Failed = _left_out) -> None:
-    """Let `note` see what a method of an object returns, and its arguments, unless it raises. `failed` gets what `note`
-    raises. An object without the method, of another version, stays as it is."""
+    """Call `note` with the result and the arguments of each call of a method that does not raise. `failed` gets exceptions of
+    `note`. An object without the method, of another version, is not changed."""
 
     def begin(*arguments: Any, **named: Any) -> End:
         return lambda result, error: note(result, *arguments, **named) if error is None else None

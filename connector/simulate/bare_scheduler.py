@@ -237,23 +237,23 @@ class BareScheduler:
         return int(output.total_num_scheduled_tokens)
 
     def _forget_failed(self, gone: Collection[str]) -> None:
-        """Drop the blocks of these requests from vLLM's prefix cache, if a load of theirs has failed. vLLM keeps what failed
-        and what was computed of that, and would give it to others, and to a preempted request itself, as computed: a fault of
-        vLLM (docs/findings.md), of which no connector is accused."""
+        """Drop the blocks of these requests from vLLM's prefix cache, if one of their loads has failed. vLLM keeps the failed
+        blocks and those computed from them, and would give them to other requests, and to a preempted request itself, as
+        computed. This is a fault of vLLM (docs/findings.md), not of a connector."""
         for request_id in gone:
             if self.calls is not None and request_id in self.calls.failed:
                 self.scheduler.kv_cache_manager.evict_blocks(self.calls.failed[request_id])
 
     def _reserve_nothing_twice(self) -> None:
-        """Drop vLLM's reservations for requests that hold no blocks, as one whose load between steps has failed from its
-        first block on. vLLM reserves the blocks that it needs, and gives it only others: a fault of vLLM
-        (docs/findings.md)."""
+        """Drop vLLM's reservations for requests that hold no blocks, such as one whose load between steps failed from its
+        first block on. vLLM reserves the blocks that such a request needs, and then gives it only other blocks: a fault of
+        vLLM (docs/findings.md)."""
         reserved: set[Any] = getattr(self.scheduler, "_inflight_prefills", set())  # other versions reserve nothing
         reserved -= {request for request in reserved if not self._blocks(request.request_id)}
 
     def others_share_failed(self, request_id: str) -> bool:
-        """Whether other requests hold blocks of a failed load of this one. vLLM leaves it to this one to compute them again,
-        and the others would run on them where it is aborted before that: another fault of vLLM."""
+        """Whether other requests hold blocks of a failed load of this one. vLLM lets only this request compute them again. If
+        it is aborted before that, the others run on the failed blocks: another fault of vLLM."""
         if self.calls is None or request_id not in self.calls.failed or request_id not in self.calls.loads:
             return False
         loaded, others = self.calls.loads[request_id].all_blocks, self.scheduler.requests.keys() - {request_id}

@@ -1,6 +1,6 @@
-"""What vLLM's scheduler and a connector say to each other in a run, for the workers, the aborts and the observer.
+"""Observes the calls between vLLM's scheduler and a connector in a run, for the workers, the aborts and the observer.
 
-It listens to calls and not to recorded events: the workers answer during a call, and the recording is itself under test.
+It observes calls, not recorded events: the workers answer during a call, and the recording itself is under test.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Load(NamedTuple):
 
     @property
     def all_blocks(self) -> set[int]:
-        """Those of all groups: a block is of one group."""
+        """The blocks of all groups; each block belongs to one group."""
         return {block for group in self.of_groups for block in group}
 
 
@@ -32,7 +32,8 @@ class Calls:
     Attributes:
         answers: the last answer of each request that has not ended: tokens or None, and whether asynchronous.
         loads: the latest load of each such request.
-        failed: those with a failed load, or with blocks of another's, and the blocks that failed or were computed of them.
+        failed: the requests with a failed load, or with blocks of another's failed load, and the blocks that failed or were
+            computed from failed ones.
         on_lookup: called after each lookup with the request, the computed tokens, and the answer.
         on_load: called before the connector is notified of an allocation to load into, with the request and the load.
         on_reset: called with the answer of `reset_cache`.

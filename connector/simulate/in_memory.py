@@ -54,9 +54,9 @@ class InMemoryExporter(Exporter):
         """Nothing is open."""
 
     def seal(self, *, later_s: int) -> None:
-        """End the history with heartbeats for `later_s` seconds after the last event, in which the scheduler goes on making
-        steps, instead of the recorder's own end: what is still awaited then is overdue. With 0 it ends there, as that of an
-        engine that has died."""
+        """End the history with heartbeats for `later_s` seconds after the last event, instead of the recorder's own end. In
+        this time the scheduler continues to make steps, so everything still pending becomes overdue. With 0 the history ends
+        at the last event, like that of a dead engine."""
         was_sealed, self._sealed = self._sealed, True
         if was_sealed or not self._held:
             return

@@ -103,8 +103,8 @@ class Played:
 
 @contextmanager
 def _leaving_nothing() -> Iterator[None]:
-    """Collect what a run leaves in cycles: engines of 20 MiB each, of few objects, and Python counts objects. What was there
-    before is not looked through, so that this takes two milliseconds."""
+    """Collect the reference cycles that a run leaves: engines of 20 MiB each. They have too few objects to trigger Python's
+    collector. Older objects are not scanned, so this takes two milliseconds."""
     gc.freeze()
     try:
         yield

@@ -22,9 +22,9 @@ WINDOW = 128
 OPTIONS: dict[str, Any] = {"served_model_name": "tiny-gemma", "num_gpu_blocks_override": 80}
 """vLLM's engine arguments, in place of the other tiny model's: both groups take blocks from one pool."""
 GAIN = 3.0
-"""What is added in some norms to the 1 by which a Gemma's norms multiply, so that the answer depends on the KV. A layer's
-output has to be louder than the token's own embedding, which is also the output's: else the model repeats the last token.
-Queries and keys have to be long: else each token attends to all others alike, and one wrong block changes nothing."""
+"""Weight of some norms, so that the answer depends on the KV. A Gemma's norms multiply by 1 plus their weight. A layer's
+output must be larger than the token's own embedding, which is also the output embedding; otherwise the model repeats the last
+token. Queries and keys must be long; otherwise each token attends to all others equally, and wrong blocks change nothing."""
 _NORMS = {"input": 0.0, "post_attention": GAIN, "pre_feedforward": 0.0, "post_feedforward": GAIN}
 
 

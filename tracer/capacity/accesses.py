@@ -1,4 +1,4 @@
-"""Accesses to a prefix cache: chunks in order, each a hit only if all before it are hits."""
+"""Accesses to a prefix cache: chunks in order. A chunk is a hit only if all chunks before it are hits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kvtrail.tracer.events.events import Alloc, Event, Lookup, Store
 from kvtrail.tracer.events.hash_chains import Chain
 
 LMCACHE = frozenset({"LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"})
-"""LMCache's connectors. They store the tokens that a request has at its admission, not those that it generates, and a prefix
-in token order, so that its head is evicted first."""
+"""LMCache's connectors. They store the tokens that a request has at its admission, not generated ones. They store a prefix in
+token order, so that its head is evicted first."""
 
 
 class Access(NamedTuple):
@@ -21,10 +21,10 @@ class Access(NamedTuple):
 
     Attributes:
         keys: the chunks, each by the hash of its last block; equal keys mean equal prefixes.
-        wanted: for each chunk, the tokens that a hit would have saved: less than a chunk where vLLM's own cache held a part
-            of it, and 0 where it held all of it. Empty for an access that only stores.
-        used: how many chunks, counted from the first, are used at this moment; the others are only looked up, and stored
-            once they are computed. All of them by default.
+        wanted: for each chunk, the tokens that a hit would have saved: less than a chunk if vLLM's own cache held a part of
+            it, and 0 if it held all of it. Empty for an access that only stores.
+        used: the number of chunks, from the first one, that are used by this access. The others are only looked up, and are
+            stored once they are computed. By default, all chunks are used.
     """
 
     keys: Sequence[bytes]
@@ -34,14 +34,14 @@ class Access(NamedTuple):
 
 @dataclass(slots=True)
 class RequestPrefix:
-    """The prefix of an admitted request in a connector's store, which grows while the request is computed.
+    """The prefix of an admitted request in a connector's store. It grows while the request is computed.
 
     Attributes:
         alloc: its latest allocation.
-        chain: the hashes of the request's full blocks, as far as they are known.
+        chain: the known hashes of the request's full blocks.
         chunk_size, block_size: tokens of a chunk of the store, and of a block.
         done: the number of its chunks that have been computed or loaded.
-        limit: the tokens of it that the connector stores at most; None for all.
+        limit: the maximum number of its tokens that the connector stores; None if there is no limit.
     """
 
     alloc: Alloc
@@ -52,7 +52,7 @@ class RequestPrefix:
     limit: int | None = None
 
     def admit(self, lookup: Lookup) -> Access:
-        """The request is given blocks, by a lookup's answer."""
+        """Enter the allocation of blocks after a lookup's answer; returns the access."""
         keys = self._keys(lookup.total)
         self.done = (lookup.computed + self.alloc.allocated) // self.chunk_size
         self.limit = lookup.total if self.alloc.connector in LMCACHE else None
@@ -63,7 +63,8 @@ class RequestPrefix:
         return Access(keys, wanted, self.done)
 
     def compute(self, tokens: int) -> Access | None:
-        """The request has been computed up to there, and can be stored; None if that completes no chunk."""
+        """Enter that the request has been computed up to this number of tokens. Returns the access of the store that this
+        allows; None if no chunk was completed."""
         kept = tokens if self.limit is None else min(tokens, self.limit)
         if kept // self.chunk_size <= self.done or len(keys := self._keys(kept)) <= self.done:
             return None
@@ -71,7 +72,7 @@ class RequestPrefix:
         return Access(keys)
 
     def _keys(self, tokens: int) -> Sequence[bytes]:
-        """The keys of the full chunks among its first tokens, as far as they are known: each the hash of its last block."""
+        """The known keys of the full chunks among its first tokens: for each, the hash of its last block."""
         if not self.block_size or self.chunk_size % self.block_size or not self.chain.is_whole:
             return []
         step = self.chunk_size // self.block_size
@@ -80,14 +81,14 @@ class RequestPrefix:
 
 
 def ends_early(event: Event) -> bool:
-    """Whether a hit ends with a chunk before the last token: in a store of several KV cache groups, if not all of them keep
-    everything."""
+    """Whether a hit ends with a chunk before the last token. This is so in a store of several KV cache groups if not all of
+    them keep everything."""
     return event.has(Capability.TELLS_GROUPS) and any(group.kind != FULL for group in groups_of(event.groups))
 
 
 def room_of(event: Store) -> int | None:
-    """The bytes that the chunk of a copy takes in its store; None where they are not known. With several KV cache groups such
-    a store keeps a place in each chunk for what a hit can need of each, whether or not there was something to copy."""
+    """The bytes that the chunk of a copy occupies in its store; None if unknown. With several KV cache groups, the store
+    reserves space in each chunk for everything that a hit can need of each group, whether or not it was copied."""
     size, groups = event.chunk_size, groups_of(event.groups)
     if len(groups) < 2 or not size or not event.has(Capability.TELLS_GROUPS):
         return event.bytes

@@ -31,7 +31,7 @@ from kvtrail.tracer.savings.minute_sums import SavingsRow
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """The hit rate of a store of `chunks` chunks: `share` of the wanted tokens, with its standard error, which is 0 where
+    """The hit rate of a store of `chunks` chunks: `share` of the wanted tokens, with its standard error. The error is 0 if
     nothing was sampled."""
 
     chunks: float
@@ -44,13 +44,13 @@ class Curve:
 
     Attributes:
         wanted: the tokens that all accesses together wanted from the store.
-        sampled: those of them that were wanted while only a sample was followed.
+        sampled: the part of them that was wanted while only a sample was followed.
     """
 
     def __init__(self) -> None:
         self.wanted = self.sampled = 0
         self._tokens: defaultdict[int, dict[float, float]] = defaultdict(dict)
-        """By group: the smallest capacity at which tokens are hits, and how many tokens."""
+        """By group: the number of tokens by the smallest capacity at which they are hits."""
 
     def enter(self, wanted: int, distances: Iterable[ReuseDistance], *, is_sample: bool) -> None:
         """Count an access: the tokens that it wanted, and the reuse distances of its followed chunks."""
@@ -102,12 +102,12 @@ class MemoryCurve:
     """The hit rates of one connector at other capacities.
 
     Attributes:
-        engine, connector: that were asked.
+        engine, connector: the engine, and its connector.
         wanted: tokens of the admitted prompts that vLLM's own cache did not hold, in full chunks.
         chunk_size: tokens of a chunk.
-        chunk_bytes: bytes of a chunk on each worker; None where no copy reports bytes.
-        since_s: when counting started, in Unix seconds, to ten minutes; None if before these rows. Chunks used earlier, or
-            before a restart of the tracer, count as never used.
+        chunk_bytes: bytes of a chunk on each worker; None if no copy reports bytes.
+        since_s: when counting started, in Unix seconds, rounded to ten minutes; None if before these rows. Chunks used
+            earlier, or before a restart of the tracer, count as never used.
         points: by capacity, up to the one beyond which hits no longer grow.
     """
 
@@ -120,13 +120,13 @@ class MemoryCurve:
     points: list[CurvePoint]
 
     def given(self, chunks: float) -> CurvePoint:
-        """What a store of this capacity gives: the largest point up to it."""
+        """The hit rate of a store of this capacity: the largest point up to it."""
         smaller = [point for point in self.points if point.chunks <= chunks]
         return smaller[-1] if smaller else CurvePoint(0, 0.0, 0.0)
 
 
 def memory_curves(rows: Iterable[SavingsRow]) -> list[MemoryCurve]:
-    """The curves of the connectors in these rows, those that wanted most tokens first."""
+    """The curves of the connectors in these rows, most wanted tokens first."""
     sums: dict[tuple[str, str], Counter[str]] = {}
     since_s: dict[tuple[str, str], int] = {}
     for row in rows:
@@ -158,7 +158,7 @@ def _curve(engine: str, connector: str, measures: Counter[str], since_s: int | N
 
 
 def curve_of_measures(measures: Mapping[str, int]) -> Curve:
-    """The curve from sums of measures; measures of other things are ignored."""
+    """The curve from sums of measures; unrelated measures are ignored."""
     curve = Curve()
     sampled = measures.get(SAMPLED, 0)
     distances = [

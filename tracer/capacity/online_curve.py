@@ -1,8 +1,8 @@
-"""The miss-ratio curve, computed online: bounded in memory, and kept as sums over time like the other savings.
+"""The miss-ratio curve, computed online in bounded memory, and kept as sums over time like the other savings.
 
-A reuse distance is rounded up to an eighth of an octave of chunks, and each such capacity is a measure. So the curve of any
-range of time, and of any engines, is the sum of theirs. A reset of the store forgets its accesses, as a store of any size
-would; a restart of this process forgets all of them, and `memory:begun` marks it.
+A reuse distance is rounded up to an eighth of an octave of chunks, and each such capacity is a measure. So the measures of
+any range of time, and of any engines, add up to their common curve. A reset of the store drops its accesses, as it would for
+a store of any size. A restart of this process drops all accesses, and `memory:begun` marks it.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from kvtrail.tracer.events.hash_chains import Chain, split_hashes
 from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Fact, Ran
 
 MAX_FOLLOWED = 4096
-"""Chunks of one connector that are followed at a time; about 300 bytes each."""
+"""Maximum number of chunks of one connector that are followed at a time; about 300 bytes each."""
 MAX_CONNECTORS = 256
-"""Connectors that are followed at a time; the least recently used is dropped first, and starts again if it comes back."""
+"""Maximum number of connectors that are followed at a time. The least recently used one is dropped first."""
 STEPS = 8
 """Capacities in an octave."""
 PREFIX = "memory:"
 """Prefix of the measures: `memory:wanted`, `memory:sampled`, and `memory:<group>:<step>` for tokens that are hits at
-capacities from 2 ** (step / STEPS) chunks on. The group is empty where all chunks are followed, the
-step where no capacity is enough."""
+capacities from 2 ** (step / STEPS) chunks on. The group is empty if all chunks are followed. The step is empty if no capacity
+is enough."""
 WANTED, SAMPLED = f"{PREFIX}wanted", f"{PREFIX}sampled"
 CHUNKS, CHUNK_TOKENS = f"{PREFIX}chunks", f"{PREFIX}chunk_tokens"
 """Accessed chunks, and their tokens: together they give the size of a chunk."""
 BEGUN = f"{PREFIX}begun"
 """Counting of a connector starts here: chunks used before count as never used."""
 STORED_TOKENS, STORED_BYTES = f"{PREFIX}stored_tokens", f"{PREFIX}stored_bytes"
-"""What the first worker has stored, where it reports bytes: together they give the bytes of a chunk."""
+"""Tokens and bytes that the first worker stored, if it reports bytes: together they give the bytes of a chunk."""
 MAX_RUNNING = 100_000
-"""Requests that are followed to their end."""
+"""Maximum number of requests that are followed to their end."""
 MAX_AHEAD = 10_000
-"""Requests that are ahead of their recorder, as far as is known, whose steps and ends are remembered."""
+"""Maximum number of requests whose step or end is remembered until their admission is explained."""
 STRETCH_S = 600
-"""Seconds that one sum covers: sums by the minute would have too many capacities in them."""
+"""Interval of one sum in seconds. Sums by the minute would have too many capacities."""
 Owner = tuple[str, str]
 """An engine, and one of its connectors or requests."""
 
@@ -55,11 +55,11 @@ class OnlineMissRatioCurve:
         self._running = BoundedDict[Owner, RequestPrefix](MAX_RUNNING)
         """Admitted requests, by engine and request."""
         self._ahead = BoundedDict[Owner, Schedule | RequestEnd](MAX_AHEAD)
-        """By engine and request, the last step, or the end, that came before the admission was explained: that may wait for
-        a missing event of its recorder."""
+        """By engine and request, the last step or end that arrived before the admission was explained. The explanation may
+        wait for a missing event of its recorder."""
 
     def admitted(self, breakdown: Breakdown) -> Mapping[str, int]:
-        """A request was allocated blocks."""
+        """Enter an allocation of blocks for a request."""
         lookup, event = breakdown.lookup, breakdown.event
         size = lookup.chunk_size or lookup.block_size or 0
         if not size or not breakdown.chain:
@@ -75,13 +75,13 @@ class OnlineMissRatioCurve:
         return measures
 
     def enter(self, fact: Fact) -> Mapping[str, int]:
-        """Enter a fact; most say nothing about a store."""
+        """Enter a fact; most do not concern a store."""
         follow = _FOLLOW.get(type(fact))
         return follow(self, fact) if follow else {}
 
     def went_on(self, fact: Ran | Ended) -> Mapping[str, int]:
-        """A step runs a request, or it has ended: what it computes can be stored, and by its end the hashes of what it has
-        generated are recorded as well."""
+        """Enter a step or the end of a request. The tokens that a step computes can be stored. At the end, the hashes of the
+        generated tokens are recorded too."""
         return self._went_on(fact.event)
 
     def _went_on(self, event: Schedule | RequestEnd) -> Mapping[str, int]:
@@ -102,13 +102,13 @@ class OnlineMissRatioCurve:
         return {} if access is None else self._accessed(running, access)
 
     def reset(self, event: Reset) -> None:
-        """A connector was asked to empty its store."""
+        """Enter a connector's request to empty its store."""
         distances = self._distances.get((event.engine, event.connector_id))
         if distances is not None and event.succeeded is not False:
             distances.reset()
 
     def copied(self, fact: Copied) -> Counter[str]:
-        """A worker has stored: what a chunk takes."""
+        """Enter a worker's store, which gives the size of a chunk."""
         event = fact.event
         if not isinstance(event, Store) or event.rank != 0 or (stored := room_of(event)) is None:
             return Counter()

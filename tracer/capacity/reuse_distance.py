@@ -22,13 +22,13 @@ from kvtrail.tracer.capacity.accesses import Access
 SPACE = 1 << 32
 """Hashed keys are below this number."""
 WHOLE = -1
-"""The group of all chunks, where nothing is sampled."""
+"""The group of all chunks, if nothing is sampled."""
 GROUPS = 16
-"""Into which the chunks of a sample are sorted, to estimate its error."""
+"""Number of groups into which the chunks of a sample are sorted, to estimate its error."""
 
 
 class ReuseDistance(NamedTuple):
-    """Tokens, and the smallest capacity in chunks at which they are hits; infinite where the chunk was never used before.
+    """Tokens, and the smallest capacity in chunks at which they are hits; infinite if the chunk was never used before.
     In a sample, the tokens are scaled by the sampling rate."""
 
     group: int
@@ -63,7 +63,7 @@ class ReuseDistances:
         return self._threshold < SPACE
 
     def enter(self, access: Access) -> list[ReuseDistance]:
-        """Enter an access; returns the reuse distances of its wanted chunks: of a sample where `is_sample` says so."""
+        """Enter an access; returns the reuse distances of its wanted chunks, or of a sample of them if `is_sample`."""
         self._make_room()
         wanted, rate, threshold, largest = access.wanted, self.rate, self._threshold, 0.0
         is_sample = self.is_sample
@@ -89,24 +89,24 @@ class ReuseDistances:
                 self._stack.forget(heappop(self._by_hash)[1])
 
     def reset(self) -> None:
-        """The store was emptied."""
+        """Enter that the store was emptied."""
         self._stack.clear()
         self._by_hash.clear()
 
 
 def _below(threshold: int, keys: Sequence[bytes]) -> list[tuple[int, int]]:
-    """The positions of the keys with a hash below the threshold, and that hash. A key is a hash already: its last bytes are
-    used."""
+    """The positions of the keys with a hash below the threshold, and this hash. It is the last bytes of the key, which is a
+    hash already."""
     return [(n, hashed) for n, key in enumerate(map(int.from_bytes, keys)) if (hashed := key % SPACE) < threshold]
 
 
 class _Stack:
-    """Chunks by their last use: the number of chunks used since is that of later moments."""
+    """Chunks by the moment of their last use. The number of chunks used since then is the number of later moments."""
 
     def __init__(self) -> None:
         self._moment: dict[bytes, int] = {}
         self._moments: list[int] = []
-        """All of these, in order."""
+        """The moments of all chunks, in order."""
         self._now = 0
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class _Stack:
         return None if moment is None else len(self._moments) - bisect_left(self._moments, moment)
 
     def use(self, key: bytes) -> bool:
-        """Count a chunk as used last; returns whether it is new."""
+        """Mark a chunk as the most recently used one; returns whether it is new."""
         is_new = key not in self._moment
         if not is_new:
             self.forget(key)

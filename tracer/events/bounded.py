@@ -1,4 +1,4 @@
-"""A dictionary with a bounded number of entries. What outsiders name must not fill the memory."""
+"""A dictionary with a bounded number of entries, so that names chosen by outsiders cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ V = TypeVar("V")
 
 
 class BoundedDict(OrderedDict[K, V]):
-    """A dictionary of at most `most` entries, in the order in which they were added: the oldest makes room for a new one.
-    With `move_to_end`, that is the one that was not used for longest."""
+    """A dictionary of at most `most` entries, in insertion order. Adding an entry to a full one drops the oldest entry. If
+    users call `move_to_end` at each use, it drops the least recently used one."""
 
     def __init__(self, most: int, *, on_drop: Callable[[K, V], object] | None = None) -> None:
-        """`on_drop` gets each entry that had to make room."""
+        """`on_drop` is called with each dropped entry."""
         super().__init__()
         self.most = most
         self._on_drop = on_drop

@@ -1,7 +1,7 @@
-"""The KV cache groups of a model: its layers by what they keep of a request's tokens.
+"""The KV cache groups of a model: sets of layers that keep the KV of the same tokens of a request.
 
-vLLM gives each group a block table of its own; all groups take their blocks from one pool, so that a block's id is one
-block's in all of them, and 0 is the null block's. A recorder declares the groups in the resource attribute `semconv.GROUPS`.
+vLLM gives each group its own block table. All groups take their blocks from one pool, so a block id means the same block in
+every group, and id 0 is the null block. A recorder declares the groups in the resource attribute `semconv.GROUPS`.
 """
 
 from __future__ import annotations
@@ -12,50 +12,50 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 NULL_BLOCK = 0
-"""vLLM's placeholder in a block table for a block that is not there, as one that a sliding window has left behind."""
+"""vLLM's placeholder in a block table for an absent block, such as one that a sliding window has left behind."""
 FULL, SLIDING, CHUNKED, MAMBA = "full_attention", "sliding_window", "chunked_local_attention", "mamba"
-"""The kinds of groups with a known use of blocks. Any other is named after vLLM's class."""
+"""The kinds of groups whose use of blocks is known. Any other kind has the name of vLLM's class."""
 ALIGN = "align"
-"""vLLM's `mamba_cache_mode` in which steps end where states are to be kept."""
+"""The `mamba_cache_mode` of vLLM in which a step ends wherever a state is to be kept."""
 ALL = "all"
-"""The one in which a step writes the state after each block as well."""
+"""The `mamba_cache_mode` of vLLM in which a step also writes the state after each block."""
 
 
 class CacheGroup(NamedTuple):
-    """A KV cache group. What is not known of it is None."""
+    """A KV cache group. Unknown fields are None."""
 
     kind: str = FULL
     block_size: int | None = None
-    """Tokens of a block; of a recurrent group those after which a state may be cached."""
+    """Tokens per block. For a recurrent group, the interval in tokens at which a state may be cached."""
     window: int | None = None
-    """Tokens that attention reaches back, the one that it is computed for included; or of a chunk of chunked attention."""
+    """The attention window in tokens, the current token included. For chunked attention, the tokens of a chunk."""
     layers: int | None = None
     page_bytes: int | None = None
-    """Bytes of a block, over all of the group's layers."""
+    """Bytes of a block, summed over the group's layers."""
     cache_mode: str | None = None
-    """Of a recurrent group, vLLM's `mamba_cache_mode`: which states are kept."""
+    """For a recurrent group, vLLM's `mamba_cache_mode`: which states are kept."""
     checkpoints: int | None = None
-    """Of a recurrent group, blocks for states that a step writes before its end; None where there are none."""
+    """For a recurrent group, the number of blocks for states that a step writes before its end; None if there are none."""
 
     @property
     def has_states_at_ends_alone(self) -> bool:
-        """Whether a step leaves one state of this group, a recurrent one: that after its last token."""
+        """Whether the group is recurrent and a step leaves only the state after its last token."""
         return self.kind == MAMBA and self.cache_mode == ALIGN and not self.checkpoints
 
     @property
     def has_place_for_all(self) -> bool:
-        """Whether a block table of this group has a place for each token of a request, be it one without a block."""
+        """Whether a block table of this group has an entry for each token of a request, even where there is no block."""
         return self.kind in (FULL, SLIDING, CHUNKED, MAMBA)
 
     def needed_from(self, computed: int, block_size: int) -> int:
-        """The first place in a block table with a block that a step beginning after `computed` tokens needs. vLLM gives the
-        ones before it back, in that step or a later one."""
+        """The first index in a block table whose block is needed by a step that begins after `computed` tokens. vLLM frees
+        the blocks before it, in that step or a later one."""
         first = self.first_needed(computed)
         return -(-computed // block_size) if first is None else first // block_size
 
     def first_needed(self, computed: int) -> int | None:
-        """The first token that a step needs if it begins after `computed` ones; None where that is not known of this
-        kind. A recurrent group needs its last state, which is that of the last computed token."""
+        """The first token that a step needs if it begins after `computed` tokens; None if this is unknown for the kind of
+        group. A recurrent group needs its last state, which belongs to the last computed token."""
         if self.kind == FULL:
             return 0
         if self.kind == SLIDING and self.window:
@@ -70,14 +70,14 @@ ONE = (CacheGroup(),)
 
 
 def part_of_block(declared: str | None, block_size: int | None) -> int:
-    """The size in tokens of the blocks within which a hit may end: with a recurrent group, since vLLM may keep its states
-    within a block. 1 where hits are of whole blocks."""
+    """The size in tokens of the blocks within which a hit may end; 1 if hits consist of whole blocks. A hit may end within a
+    block if a group is recurrent, since vLLM may keep its states within a block."""
     recurrent = (group for group in groups_of(declared) if group.kind == MAMBA)
     return max((group.block_size or block_size or 1 for group in recurrent), default=1)
 
 
 def declaration(groups: Iterable[CacheGroup]) -> str | None:
-    """The attribute's value; None where there is nothing to declare: one group of full attention."""
+    """The attribute's value; None if the only group is one of full attention, which needs no declaration."""
     known = declared(groups)
     if not known or (len(known) == 1 and known[0]["kind"] == FULL):
         return None
@@ -85,7 +85,7 @@ def declaration(groups: Iterable[CacheGroup]) -> str | None:
 
 
 def declared(groups: Iterable[CacheGroup]) -> list[dict[str, Any]]:
-    """Each group as JSON-ready data, without what is not known of it."""
+    """Each group as JSON-ready data, without its unknown fields."""
     return [{name: value for name, value in group._asdict().items() if value is not None} for group in groups]
 
 
@@ -103,7 +103,7 @@ def groups_of(declared: str | None) -> tuple[CacheGroup, ...]:
 
 @lru_cache(maxsize=256)
 def has_states(declared: str | None) -> bool:
-    """Whether one of an engine's groups is recurrent."""
+    """Whether an engine has a recurrent group."""
     return any(group.kind == MAMBA for group in groups_of(declared))
 
 

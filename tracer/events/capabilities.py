@@ -1,7 +1,7 @@
-"""What the spans of a connector show, and what holds for it: rules ask for a capability and never for a connector's name.
+"""Capabilities of connectors. Rules ask for a capability and never for a connector's name.
 
-A recorder declares the capabilities of the connectors that it knows in the resource attribute `semconv.CAPABILITIES`. Traces
-without that attribute, from older recorders and from logs, get them by the connector's name.
+A recorder declares the capabilities of known connectors in the resource attribute `semconv.CAPABILITIES`. In traces without
+this attribute, from older recorders and from logs, the connector's name decides.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ class Capability(StrEnum):
     """A value of the attribute."""
 
     REPORTS_ALL_STORES = "reports_all_stores"
-    """The stores of a request are reported in the order of its tokens, with the chunks that the store held already."""
+    """The stores of a request are reported in the order of its tokens, including chunks that the store already held."""
     EXCLUSIVE_TRANSFERS = "exclusive_transfers"
-    """A request has either one load or stores under way at any time, never both."""
+    """At any time, a request has either one load or stores in progress, never both."""
     HANDS_ON = "hands_on"
-    """A request that is to be handed on to another engine keeps its blocks after its end, until they are sent."""
+    """A request that will be handed to another engine keeps its blocks after its end, until they are sent."""
     RECEIVES_ONCE = "receives_once"
-    """What it offers asynchronously was handed on by another engine, which gives it up once it was received."""
+    """The KV that it offers asynchronously comes from another engine, which frees it once it was received."""
     REPORTS_LEASES = "reports_leases"
-    """What it keeps for another engine has a lease, and each extension of it is recorded, if there is any."""
+    """The blocks that it keeps for another engine have a lease, and each extension of the lease is recorded."""
     ANSWERS_FOR_CHILDREN = "answers_for_children"
-    """Its answers are its children's, which may be traced as well: what both report is counted once."""
+    """It passes on the answers of its children, which may be traced too. Anything that both report is counted once."""
     TELLS_CHUNKS = "tells_chunks"
-    """All that its store gains and loses is reported, in order: by keys, which are the hash of each chunk's last block, or by
-    the tokens of a store. No other engine writes to it."""
+    """All changes of its store are reported, in order: by keys, which are the hash of each chunk's last block, or by the
+    tokens of a store. No other engine writes to the store."""
 
     TELLS_GROUPS = "tells_groups"
-    """With several KV cache groups, what each chunk of its store has of each is reported: of full attention and recurrent
-    ones by the hash of the chunk's last block, of other groups by that of each block. Its lookups look at a prompt from its
-    beginning, and go back to the last chunk before its last token behind which all groups have what the next token sees."""
+    """With several KV cache groups, the blocks that each chunk of its store holds are reported by group: by the hash of the
+    chunk's last block for full attention and recurrent groups, by the hash of each block for other groups. A lookup reads a
+    prompt from its beginning. It returns the last chunk boundary before the last token at which every group holds all that
+    the next token needs."""
     EVICTS_ANY = "evicts_any"
-    """Its store evicts any chunk to make room, one of the same prompt included: what a store loses that is smaller than a
-    prompt is a matter of its size."""
+    """Its store may evict any chunk to make room, including one of the same prompt. A store that is smaller than a prompt
+    therefore loses chunks of it because of its size."""
 
 
 _WITHOUT_ATTRIBUTE = {
@@ -49,7 +50,7 @@ _WITHOUT_ATTRIBUTE = {
     "MoRIIOConnector": {Capability.RECEIVES_ONCE},
     "MultiConnector": {Capability.ANSWERS_FOR_CHILDREN},
 }
-"""By the beginning of a connector's name: its capabilities in a trace that declares none."""
+"""A connector's capabilities in a trace that declares none, by the beginning of its name."""
 
 
 def declaration(capabilities: Mapping[str, Iterable[Capability]]) -> str:

@@ -1,4 +1,4 @@
-"""The arithmetic of a lookup, in one place: the rules judge with it, and the connector's guard heals with it.
+"""The arithmetic of a lookup. The rules use it to judge answers, and the connector's guard uses it to repair them.
 
 Source: the docstring of `KVConnectorBase_V1.get_num_new_matched_tokens` in vLLM 0.32 ("beyond the
 num_computed_tokens") and the scheduler that acts on the answer (`Scheduler.schedule`: local + external computed tokens
@@ -24,14 +24,14 @@ NOT_NEW, NOTHING_TO_RUN = Breach.NOT_NEW, Breach.NOTHING_TO_RUN
 
 
 def new_at_most(total: int, computed: int, matched: int | None) -> int:
-    """Most tokens that can be new: max(0, min(h, N) - c), with h = N where the connector hides what it matched."""
+    """The largest number of tokens that can be new: max(0, min(h, N) - c), with h = N if the connector hides its match."""
     return max(0, (total if matched is None else min(matched, total)) - computed)
 
 
 def breach(total: int, computed: int, matched: int | None, returned: int | None, is_async: bool) -> Breach | None:
     """The clause that the answer `returned` breaks, or None. An answer of None ("ask me later") breaks nothing.
 
-    Too few tokens are legal: a connector may be unable, or unwilling, to load all that it holds.
+    Too few tokens are legal: a connector need not load all that it holds.
     """
     if not returned:
         return None

@@ -1,13 +1,14 @@
-"""Typed events: each kind is declared here, and nowhere else.
+"""Typed events: the only declaration of each kind.
 
-An event is a kvtrail span read back: who recorded it, when, about which request, and the numbers of its kind. A field
-that the recorder could not know is None. Foreign spans (vLLM's `llm_request`, a gateway's) are no events; they are
-stored and shown beside them.
+An event is a decoded kvtrail span: its recorder, its time, its request, and the numbers of its kind. A field that the
+recorder could not know is None. Foreign spans (vLLM's `llm_request`, a gateway's) are not events; they are stored and shown
+beside them.
 
-A class is a kind of event, its docstring what such an event says, and its fields are the kind's attributes: type with unit
-and bounds, name on the wire, and meaning. All else is made of these. A recorder's tuples have a kind's values in the order of
-its fields (`FIELDS`), and the encoder takes names and types from there. `msgspec.convert` fills a struct from a span's
-attributes and checks each value by the field's type; a constructor checks nothing. `docs/spans.md` is the classes in print.
+Each class is a kind of event. Its docstring says what the event means, and its fields are the kind's attributes: type with
+unit and bounds, name on the wire, and meaning. Everything else is derived from them. A recorder's tuple holds the values in
+the order of the fields (`FIELDS`), and the encoder takes names and types from there. `msgspec.convert` fills a struct from a
+span's attributes and checks each value by the field's type; a constructor checks nothing. `docs/spans.md` is generated from
+the classes.
 
 Annotations are evaluated when a class is made, without `from __future__ import annotations`: `_key` needs the names in them.
 """
@@ -26,16 +27,16 @@ from kvtrail.tracer.events.spans import LATEST_NS
 from kvtrail.tracer.events.structs import Meta, Struct
 
 MOST = 2**50
-"""A count beyond this is taken for damage, so that sums of counts fit into 64 bits."""
+"""A larger count is treated as damage, so that sums of counts fit into 64 bits."""
 MAX_EVENTS = 2**40
-"""A recorder's number beyond this is taken for damage: 10,000 events a second reach it in three years."""
+"""A larger sequence number is treated as damage: a recorder of 10,000 events/s reaches this one after three years."""
 LONGEST_NAME = 1_000
 LONGEST_ID = 65_536
-"""Characters. Ids of requests are the callers', who may send as much as an HTTP header holds."""
+"""Maximum length of an id in characters. Callers choose the ids of requests and may send as much as an HTTP header holds."""
 LONGEST_REASON = 500
-"""Characters of a reason that are recorded."""
+"""Maximum length of a recorded reason in characters."""
 LONGEST_NS = 400 * 86_400 * 10**9
-"""An event that lasted longer is taken for damage: one of its times is wrong."""
+"""A longer event is treated as damage: one of its times is wrong."""
 
 Count = Annotated[int, Meta(ge=0, le=MOST)]
 Tokens = Count
@@ -43,7 +44,7 @@ Bytes = Count
 Seconds = Count
 Nanoseconds = Count
 AnyCount = Annotated[int, Meta(ge=-MOST, le=MOST)]
-"""What a connector or an engine reports about itself is recorded as it is, however wrong: it may be negative."""
+"""A count that a connector or an engine reports about itself. It is recorded unchanged, even if wrong or negative."""
 AnyTokens = AnyCount
 Number = Annotated[int, Meta(ge=0, le=MAX_EVENTS)]
 Time = Annotated[int, Meta(ge=0, lt=LATEST_NS)]
@@ -54,12 +55,12 @@ Ids = tuple[Count, ...]
 Keys = tuple[str, ...]
 
 KEYS = {attribute.field: attribute.key for attribute in (*semconv.COMMON, *semconv.RESOURCE)}
-"""A field's name on the wire, by the field."""
+"""Each field's name on the wire."""
 
 
 def _on_wire(key: str, brief: str, field: str = "") -> Attribute:
-    """The attribute that a field is: its name on the wire, and its meaning in one sentence. Its type is the field's. The
-    field's name follows from the key, where it is not given."""
+    """The attribute of a field: its name on the wire, and its meaning in one sentence. The field's annotation gives the type.
+    Unless it is given, the field's name is derived from the key."""
     attribute = Attribute(key, object, brief, field)
     KEYS[attribute.field] = key
     return attribute
@@ -178,11 +179,11 @@ def _key(field: str) -> str:
 
 
 class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=True):
-    """What all events share. Times are Unix nanoseconds; `sequence` counts the recorder's events from 0, and
-    `request_sequence` those of them that concern this request.
+    """The fields that all events share. Times are Unix nanoseconds. `sequence` counts the recorder's events from 0, and
+    `request_sequence` counts its events of this request.
 
-    The classes of the kinds are final: `type(event) is Lookup` asks what `isinstance` asks, which takes seven times as long
-    where the answer is no."""
+    The classes of the kinds are final, so `type(event) is Lookup` is equivalent to `isinstance`, which takes seven times as
+    long if the result is False."""
 
     kind: ClassVar[Kind]
 
@@ -203,24 +204,24 @@ class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=T
     epoch: Count = 0
     error: str | None = None
     block_size: Count | None = None
-    """Tokens per KV block of the engine, where its recorder says so."""
+    """Tokens per KV block of the engine; None if its recorder does not say."""
     chunk_size: Count | None = None
     capabilities: str | None = None
-    """What its recorder declares about connectors: the value of `semconv.CAPABILITIES`."""
+    """The connector capabilities that its recorder declares: the value of `semconv.CAPABILITIES`."""
     patience: str | None = None
-    """For how long its recorder declares that connectors wait for another engine: the value of `semconv.PATIENCE`."""
+    """The declared time that connectors wait for another engine: the value of `semconv.PATIENCE`."""
     scheduler_async: bool | None = None
-    """True where its recorder says that a step is scheduled before the one before it has ended."""
+    """True if its recorder says that a step is scheduled before the previous step has ended."""
     sampled: bool | None = None
-    """False where OpenTelemetry's sampler left the request out."""
+    """False if OpenTelemetry's sampler left the request out."""
     sampled_only: bool | None = None
-    """True where its recorder leaves out the requests that are not sampled."""
+    """True if its recorder leaves out the requests that are not sampled."""
     launch: str | None = None
-    """The launch of the engine, where its recorder says so."""
+    """The launch of the engine; None if its recorder does not say."""
     lacks: str | None = None
-    """What the engine does not show: the value of `semconv.LACKS`."""
+    """The features that the engine does not show: the value of `semconv.LACKS`."""
     cache_identity: str | None = None
-    """What its KV and the hashes of its blocks depend on besides the tokens, where its recorder says so."""
+    """Digests of everything that KV and block hashes depend on besides the tokens; None if its recorder does not say."""
     groups: str | None = None
     """The engine's KV cache groups: the value of `semconv.GROUPS`."""
 
@@ -248,7 +249,7 @@ class RequestStart(Event, kw_only=True, gc=False):
         AnyCount | None, _on_wire("kvtrail.request.priority", "The request's priority; absent where it has none.")
     ] = None
     block_hashes: Hashes | None = None
-    """Those that were not reported before; `chains` has the whole chain."""
+    """The hashes that were not reported before; `chains` has the whole chain."""
     block_first: FirstBlock | None = None
     block_after: Annotated[
         bytes | None,
@@ -276,7 +277,7 @@ class RequestStart(Event, kw_only=True, gc=False):
 
 @final
 class RequestEnd(Event, kw_only=True, gc=False):
-    """Root of a request's KV story, from its arrival to its end."""
+    """Root of a request's KV trace, from its arrival to its end."""
 
     kind = Kind.REQUEST
     total: Total | None = None
@@ -292,7 +293,7 @@ class RequestEnd(Event, kw_only=True, gc=False):
     blocks_by_group: BlocksByGroup | None = None
     scheduler_step: Step | None = None
     block_hashes: Hashes | None = None
-    """Of the blocks that were filled since its last ones were reported."""
+    """The hashes of the blocks that were filled since its last report."""
     block_first: FirstBlock | None = None
     handoff: Annotated[
         bool | None,
@@ -316,8 +317,8 @@ class RequestEnd(Event, kw_only=True, gc=False):
 @final
 class CutOff(Event, kw_only=True, gc=False):
     """Root of a request that was open when its engine ended: the span is a `kv.request` with status ERROR and the
-    outcome `cut_off`. The engine sends it as it shuts down, or in its place the export process, which outlives it. It says
-    nothing of how the request itself would have ended, and no rule judges it."""
+    outcome `cut_off`. The engine sends it at shutdown; if the engine cannot, the export process sends it, as it outlives the
+    engine. It does not say how the request would have ended, and no rule judges it."""
 
     kind = Kind.CUT_OFF
     outcome: Outcome | None = None
@@ -353,18 +354,18 @@ class Lookup(Event, kw_only=True, gc=False):
     chunk_keys: ChunkKeys | None = None
     scheduler_step: Step | None = None
     block_hashes: Hashes | None = None
-    """Of the blocks that its output has filled since its last ones were reported."""
+    """The hashes of the blocks that its output has filled since its last report."""
     block_first: FirstBlock | None = None
 
     @property
     def answer(self) -> int | None:
-        """What the connector said, before a guard replaced it."""
+        """The connector's own answer, before a guard replaced it."""
         return self.returned if self.refused is None else self.refused
 
 
 @final
 class Alloc(Event, kw_only=True, gc=False):
-    """`update_state_after_alloc`: blocks were allocated, and this many external tokens are to be loaded."""
+    """`update_state_after_alloc`: blocks were allocated, and this number of external tokens is to be loaded."""
 
     kind = Kind.ALLOC
     total: Total | None = None
@@ -375,7 +376,7 @@ class Alloc(Event, kw_only=True, gc=False):
     blocks_ids: BlockIds | None = None
     blocks_by_group: BlocksByGroup | None = None
     computed: Computed | None = None
-    """With `matched`: what a connector that refused the allocation said it had expected; read from logs."""
+    """With `matched`: the numbers that a connector expected when it refused the allocation; read from logs."""
     matched: Matched | None = None
     hit_sources: Annotated[
         Keys | None,
@@ -389,8 +390,8 @@ class Alloc(Event, kw_only=True, gc=False):
 
 @final
 class Schedule(Event, kw_only=True, gc=False):
-    """A step of a request: the first after its admission or resumption. At level `detailed` also each later one that says
-    something new; these come as rows of `kv.step`."""
+    """A step of a request: the first after its admission or resumption. At level `detailed`, also each later step with new
+    information; these arrive as rows of `kv.step`."""
 
     kind = Kind.SCHEDULE
     computed: Computed
@@ -398,7 +399,7 @@ class Schedule(Event, kw_only=True, gc=False):
     resumed: Annotated[bool, _on_wire("kvtrail.resumed", "The request runs again after a preemption.")] = False
     drafted: Drafted | None = None
     blocks_ids: BlockIds | None = None
-    """The blocks that the step adds to the request's table; all of them on the first step, and with `blocks_whole`."""
+    """The blocks that the step adds to the request's table. The first step, and one with `blocks_whole`, has all blocks."""
     blocks_by_group: BlocksByGroup | None = None
     blocks_whole: Annotated[
         bool,
@@ -422,7 +423,7 @@ class Preempt(Event, kw_only=True, gc=False):
     ] = None
     scheduler_step: Step | None = None
     computed: Computed | None = None
-    """What it had computed; all of it is taken from it."""
+    """The tokens that it had computed; it loses all of them."""
 
 
 class Transfer(Event, kw_only=True, gc=False):
@@ -492,8 +493,8 @@ class Plan(Event, kw_only=True, gc=False):
     chunk_keys: ChunkKeys | None = None
     transfer_id: TransferId | None = None
     computed: Computed | None = None
-    """With `scheduled` and `drafted`: what the step that builds the plan runs of the request; None where it does not run it,
-    or where that was not recorded."""
+    """With `scheduled` and `drafted`: the part of the request that the step with this plan runs. None if the step does not
+    run the request, or if this was not recorded."""
     scheduled: Scheduled | None = None
     drafted: Drafted | None = None
 
@@ -505,14 +506,14 @@ class Plan(Event, kw_only=True, gc=False):
 
 @final
 class LoadPlan(Plan, kw_only=True, gc=False):
-    """What the scheduler's side of the connector tells its workers to load, read from its metadata."""
+    """A load that the scheduler's side of the connector assigns to its workers, read from its metadata."""
 
     kind = Kind.LOAD_PLAN
 
 
 @final
 class StorePlan(Plan, kw_only=True, gc=False):
-    """What the scheduler's side of the connector tells its workers to store, read from its metadata."""
+    """A store that the scheduler's side of the connector assigns to its workers, read from its metadata."""
 
     kind = Kind.STORE_PLAN
     chunk_present: Annotated[
@@ -522,7 +523,7 @@ class StorePlan(Plan, kw_only=True, gc=False):
 
 @final
 class TransferEnd(Event, kw_only=True, gc=False):
-    """An asynchronous transfer of a plan is over, as the connector's workers reported it."""
+    """The connector's workers reported that an asynchronous transfer of a plan has ended."""
 
     kind = Kind.TRANSFER_END
     transfer_id: TransferId
@@ -536,7 +537,7 @@ class TransferEnd(Event, kw_only=True, gc=False):
 
 @final
 class Flush(Event, kw_only=True, gc=False):
-    """The workers must wait for a transfer before they run the step: its blocks are given to others."""
+    """The workers must wait for a transfer before they run the step, because its blocks are given to other requests."""
 
     kind = Kind.FLUSH
     transfer_id: TransferId
@@ -557,7 +558,7 @@ class LoadError(Event, kw_only=True, gc=False):
 
 @final
 class RankLookup(Event, kw_only=True, gc=False):
-    """What one rank's store, or one KV cache group's, answered to a lookup."""
+    """The answer to a lookup from the store of one rank, or of one KV cache group."""
 
     kind = Kind.RANK_LOOKUP
     total: Total | None = None
@@ -597,7 +598,7 @@ class Refcount(Event, kw_only=True, gc=False):
 
 @final
 class Free(Event, kw_only=True, gc=False):
-    """KV blocks that were kept for a request, after its end, were given back."""
+    """KV blocks that were kept for a request after its end were freed."""
 
     kind = Kind.FREE
     blocks_count: BlocksCount | None = None
@@ -608,7 +609,7 @@ class Free(Event, kw_only=True, gc=False):
 
 @final
 class Read(Event, kw_only=True, gc=False):
-    """Another instance has read a request's KV blocks, or needs nothing of them, and has sent a notification of it."""
+    """Another instance sent a notification that it has read a request's KV blocks, or that it needs none of them."""
 
     kind = Kind.READ
     blocks_count: BlocksCount | None = None
@@ -618,23 +619,23 @@ class Read(Event, kw_only=True, gc=False):
 
 @final
 class Lease(Event, kw_only=True, gc=False):
-    """Another engine has asked to keep a request's KV blocks for longer, until it has read them."""
+    """Another engine asked to keep a request's KV blocks for longer, until it has read them."""
 
     kind = Kind.LEASE
     lease_s: LeaseSeconds | None = None
 
 
 class XferOp(StrEnum):
-    """Who moves the bytes."""
+    """The operation that moves the bytes. It determines which engine performs the transfer."""
 
     READ = "read"
-    """The engine that takes."""
+    """The receiving engine reads them."""
     WRITE = "write"
-    """The engine that gives."""
+    """The sending engine writes them."""
 
 
 class XferState(StrEnum):
-    """Where a transfer between engines is, as the worker that moves the bytes knows it."""
+    """The state of a transfer between engines, as the worker that moves the bytes knows it."""
 
     POSTED = "posted"
     DONE = "done"
@@ -643,9 +644,9 @@ class XferState(StrEnum):
 
 @final
 class Xfer(Event, kw_only=True, gc=False):
-    """A worker reads KV blocks of another engine's worker, or writes to them: one event when that is posted, and one when
-    it has ended. It is the request of the worker that reads or writes. Of several reads of one request by one worker, each
-    is of another rank of the other engine."""
+    """A worker reads KV blocks of another engine's worker, or writes to them: one event when the transfer is posted, and one
+    when it has ended. Its request is that of the worker that reads or writes. If one worker reads several times for one
+    request, each read is from a different rank of the other engine."""
 
     kind = Kind.XFER
     xfer_op: Annotated[Name, _on_wire("kvtrail.xfer.op", "`read` or `write`.")]
@@ -667,32 +668,32 @@ class Xfer(Event, kw_only=True, gc=False):
 
 
 class Direction(StrEnum):
-    """Which way a notification goes."""
+    """The direction of a notification."""
 
     SENT = "sent"
     RECEIVED = "received"
 
 
 class Notice(StrEnum):
-    """What a notification between engines says. Connectors may have others, under their own names."""
+    """The kind of a notification between engines. Connectors may have other kinds, under their own names."""
 
     HANDSHAKE = "handshake"
-    """The engines introduce themselves; recorded where that fails."""
+    """The engines exchange their metadata; recorded if this fails."""
     DONE = "done"
-    """The bytes are where they are needed, or nothing is needed."""
+    """The bytes have arrived, or none are needed."""
     REGISTRATION = "registration"
-    """The engine that takes names its blocks, for the other one to write to."""
+    """The receiving engine names the blocks to which the other engine writes."""
     REFUSAL = "refusal"
-    """What was asked for is not there, or not any more."""
+    """The requested KV is not there, or no longer there."""
     UNKNOWN = "unknown"
     """The receiver does not know the kind, or the request."""
 
 
 @final
 class Notification(Event, kw_only=True, gc=False):
-    """A message between workers or schedulers of two engines, as one of the two sent or received it. What extends a lease is
-    a `kv.lease` where it arrives, and a reader's report a `kv.read`. A report that a transfer carries with it is not recorded
-    where it is sent: the transfer is."""
+    """A message between workers or schedulers of two engines, recorded by its sender or its receiver. A received message that
+    extends a lease is a `kv.lease`, and a received report of a reader is a `kv.read`. If a transfer carries a report with it,
+    the sender records only the transfer."""
 
     kind = Kind.NOTIFICATION
     notification: Annotated[
@@ -710,18 +711,19 @@ class Notification(Event, kw_only=True, gc=False):
     notifications_expected: NotificationsExpected | None = None
     blocks_count: BlocksCount | None = None
     reason: Reason | None = None
-    """Why it could not be sent; None if it was."""
+    """The reason why it could not be sent; None if it was sent."""
 
 
 class Side(StrEnum):
-    """What an engine does in a hand-off."""
+    """The role of an engine in a hand-off."""
 
     GIVES = "gives"
-    """It has computed the KV, and keeps it until it is read."""
+    """It computed the KV, and keeps it until it is read."""
     TAKES = "takes"
-    """It is to read it."""
+    """It reads the KV."""
     DECLINES = "declines"
-    """It was to read it, and lets it go: its server refused the request, or the client left, before it was scheduled."""
+    """It should have read the KV, and releases it: its server refused the request, or the client disconnected, before the
+    request was scheduled."""
 
 
 STAND_IN_DIGEST = "ca08ea5bca49cc18"
@@ -730,8 +732,8 @@ STAND_IN_DIGEST = "ca08ea5bca49cc18"
 
 @final
 class Handoff(Event, kw_only=True, gc=False):
-    """One engine's part of a hand-off, by its `kv_transfer_params`: of the engine that gives, as its request ends; of the one
-    that takes, as its request begins."""
+    """One engine's side of a hand-off, from its `kv_transfer_params`. The sending engine records it when its request ends,
+    the receiving engine when its request begins."""
 
     kind = Kind.HANDOFF
     handoff_side: Annotated[
@@ -779,14 +781,14 @@ class Handoff(Event, kw_only=True, gc=False):
 
     @property
     def takes(self) -> bool:
-        """Whether the request is to read what is handed over."""
+        """Whether the request reads the KV that is handed over."""
         return self.handoff_side == Side.TAKES and not self.declines
 
     @property
     def declines(self) -> bool:
         """Whether the request stands in for one that never reached the scheduler.
 
-        vLLM gives it the same parameters and the prompt `[0]`, and aborts it at once, so that the engine that gives frees its
+        vLLM gives it the same parameters and the prompt `[0]`, and aborts it at once, so that the sending engine frees its
         blocks (`AsyncLLM.notify_kv_transfer_request_rejected`).
         """
         stands_in = self.prompt == 1 and self.digest == STAND_IN_DIGEST
@@ -830,7 +832,7 @@ class Key(Event, kw_only=True, gc=False):
 
 @final
 class Evict(Event, kw_only=True, gc=False):
-    """A chunk left the connector's store: to make room, or because it cannot be loaded any more."""
+    """A chunk left the connector's store: it was evicted to make room, or it can no longer be loaded."""
 
     kind = Kind.EVICT
     chunk_key: ChunkKey | None = None
@@ -842,7 +844,7 @@ class Evict(Event, kw_only=True, gc=False):
 
 @final
 class Reset(Event, kw_only=True, gc=False):
-    """`reset_cache`: the connector was asked to forget what it holds."""
+    """`reset_cache`: the connector was asked to drop all that it holds."""
 
     kind = Kind.RESET
     succeeded: Annotated[
@@ -853,7 +855,7 @@ class Reset(Event, kw_only=True, gc=False):
 
 @final
 class CacheReset(Event, kw_only=True, gc=False):
-    """vLLM forgot its own prefix cache before this step; what the connector holds stays."""
+    """vLLM cleared its own prefix cache before this step. The connector's store keeps its contents."""
 
     kind = Kind.CACHE_RESET
     scheduler_step: Step | None = None
@@ -861,11 +863,11 @@ class CacheReset(Event, kw_only=True, gc=False):
 
 @final
 class PrefixCache(Event, kw_only=True, gc=False):
-    """What vLLM's own prefix cache has stored and removed since the last of these, in order. It is reported before each
-    lookup and each allocation, and else within a second: what is reported between a lookup and its allocation was changed by
-    that allocation. With several KV cache groups each group's changes are in order, and the losses of all of them; a block
-    may be stored for one group after another lost one that is reported later. With a tier: what the connector's store, which
-    is that tier, has gained and lost."""
+    """The blocks that vLLM's own prefix cache stored and removed since the last event of this kind, in order. The recorder
+    sends it before each lookup and each allocation, and otherwise within a second. So changes that are reported between a
+    lookup and its allocation were made by that allocation. With several KV cache groups, the changes of each group are in
+    order, and so are the removals of all groups together. A block may have been stored for one group after a removal for
+    another group that is reported later. An event with a tier has changes of that tier: the connector's store."""
 
     kind = Kind.PREFIX_CACHE
     cache_changes: Annotated[
@@ -894,7 +896,8 @@ class PrefixCache(Event, kw_only=True, gc=False):
 
 @final
 class Holdings(Event, kw_only=True, gc=False):
-    """A part of the list of all chunks in the connector's store, reported again so that a gap is not for ever."""
+    """A part of the list of all chunks in the connector's store. It is reported repeatedly, so that the store's contents are
+    known again after a gap."""
 
     kind = Kind.HOLDINGS
     chunk_keys: ChunkKeys = ()
@@ -906,11 +909,11 @@ class Holdings(Event, kw_only=True, gc=False):
 
 @final
 class BlockCheck(Event, kw_only=True, gc=False):
-    """A worker compared what KV blocks of a request hold with what was computed under their hashes. Wrong blocks are
-    listed, up to 64; right ones are only counted, and reported now and then."""
+    """A worker compared the contents of a request's KV blocks with the contents that were computed under their hashes. Up to
+    64 wrong blocks are listed. Right blocks are only counted, and reported occasionally."""
 
     kind = Kind.BLOCK_CHECK
-    # Names and numbers about a block have one place in each of the arrays.
+    # A block has the same index in each of the arrays.
     check_look: Annotated[
         Name,
         _on_wire(
@@ -987,16 +990,16 @@ class BlockCheck(Event, kw_only=True, gc=False):
 
     @property
     def wrong(self) -> int:
-        """How many blocks were wrong, those that are not listed included."""
+        """The number of wrong blocks, including those that are not listed."""
         return len(self.check_wrong_kinds) + self.check_wrong_more
 
     @property
     def looked(self) -> int:
-        """How many blocks were looked at: a recorder may have counted wrong ones before it reported them."""
+        """The number of compared blocks: a recorder may have counted wrong ones before it reported them."""
         return max(self.check_blocks, self.check_unknown + self.wrong)
 
     def numbers(self) -> dict[str, Any]:
-        """Without what is reported for other engines, which is much and says nothing to a person."""
+        """As in `Event`, without the fields for other engines, which are long and tell a person nothing."""
         reported = super().numbers().items()
         return {name: value for name, value in reported if name not in _FOR_OTHER_ENGINES and value not in ((), "")}
 
@@ -1006,8 +1009,8 @@ _FOR_OTHER_ENGINES = frozenset({"check_fingerprints", "check_slice"})
 
 @final
 class Failure(Event, kw_only=True, gc=False):
-    """A call of the connector raised; the message is its status. Lookups and allocations that raised are spans of their
-    own kinds."""
+    """A call of the connector raised an exception; the span's status has the message. Lookups and allocations that raised are
+    spans of their own kinds."""
 
     kind = Kind.FAILURE
     call: Annotated[str, _on_wire("kvtrail.call", "The connector's method that was called.")] = ""
@@ -1100,11 +1103,11 @@ CLASSES: dict[str, type[Event]] = {
     for cls in list(globals().values())
     if isinstance(cls, type) and issubclass(cls, Event) and hasattr(cls, "kind")
 }
-"""By kind, in the order of their declarations."""
+"""The class of each kind, in the order of declaration."""
 
 
 def _attributes(cls: type[Event]) -> Iterator[Attribute]:
-    """The attributes of a kind, in the order of their declarations: first those of its base."""
+    """The attributes of a kind in the order of declaration, beginning with those of its base class."""
     for declaring in reversed(cls.__mro__[: cls.__mro__.index(Event)]):
         for name, hint in get_annotations(declaring).items():
             attribute = next(_declared(hint), None)
@@ -1130,13 +1133,13 @@ def _plain(hint: Any) -> type:
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {cls.kind: tuple(_attributes(cls)) for cls in CLASSES.values()}
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
 _NAMES = {kind: tuple(attribute.field for attribute in attributes) for kind, attributes in FIELDS.items()}
-"""Their names in events; `Attribute.field` would build them each time."""
+"""The names of these attributes in events; `Attribute.field` would build them each time."""
 IN_BYTES = frozenset(a.key for attributes in FIELDS.values() for a in attributes if a.type is bytes)
-"""The attributes with bytes as their value; base64 in a `Span`."""
+"""The attributes whose values are bytes; a `Span` has them in base64."""
 
 
 def place(kind: Kind, field: str) -> int:
-    """The place of a field's value in the recorder's tuples of this kind."""
+    """The index of a field's value in the recorder's tuples of this kind."""
     return [attribute.field for attribute in FIELDS[kind]].index(field)
 
 
@@ -1153,8 +1156,8 @@ UNFAMILIAR = "kv.unfamiliar"
 
 @final
 class Unfamiliar(Event, kw_only=True, gc=False):
-    """Stands for an event that only another version of kvtrail understands: it has its numbers, so that none is missing, and
-    whatever it may have changed is not known any more."""
+    """Placeholder for an event that only another version of kvtrail understands. It has the event's sequence numbers, so that
+    none is missing. Any state that the event may have changed becomes unknown."""
 
     kind = UNFAMILIAR  # type: ignore[assignment]  # no recorder's vocabulary has it
 

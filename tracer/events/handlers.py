@@ -11,5 +11,5 @@ _NAMES: dict[str, str] = {**{kind: kind.name.lower() for kind in Kind}, UNFAMILI
 
 
 def handlers(cls: type) -> dict[str, Callable[..., None]]:
-    """The methods of a class that enter events, by kind: `_enter_lookup` enters events of `Kind.LOOKUP`."""
+    """The methods of a class that process events, by kind: `_enter_lookup` processes events of `Kind.LOOKUP`."""
     return {kind: getattr(cls, method) for kind, name in _NAMES.items() if hasattr(cls, method := f"_enter_{name}")}

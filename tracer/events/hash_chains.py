@@ -11,9 +11,9 @@ from kvtrail.tracer.events.events import Lookup, RequestEnd, RequestStart
 from kvtrail.tracer.events.semconv import HASH_BYTES, MAX_REPORTED
 
 _ROOT = b""
-"""What comes before the first block of all chains."""
+"""Stands for the predecessor of the first block of every chain."""
 Telling = RequestStart | Lookup | RequestEnd
-"""The events that tell hashes of a request's blocks."""
+"""The events that report hashes of a request's blocks."""
 _ONE = f"{HASH_BYTES}s"
 
 
@@ -23,11 +23,11 @@ def split_hashes(hashes: bytes | None) -> list[bytes]:
 
 
 class Chain(Struct):
-    """The hashes of a request's full blocks, as far as they are known.
+    """The known hashes of a request's full blocks.
 
     Attributes:
-        first: number of the block that the first of them is of; those before it are unknown.
-        hashes: of this block and the following ones, without a hole.
+        first: the number of the block to which the first hash belongs; the hashes of earlier blocks are unknown.
+        hashes: the hashes of this block and the following ones, without a gap.
     """
 
     first: int = 0
@@ -40,11 +40,11 @@ class Chain(Struct):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is known from the request's first block on."""
+        """Whether the chain is known from the request's first block on."""
         return self.first == 0 and bool(self.hashes)
 
     def extend(self, first: int, reported: Sequence[bytes]) -> None:
-        """Add the hashes of a block and the following ones, in place of those known of them; not behind a hole."""
+        """Add the hashes of a block and the following ones, replacing known ones. Hashes after a gap are not added."""
         if reported and first <= self.end:
             self.hashes[max(0, first - self.first) :] = reported
 
@@ -54,7 +54,7 @@ class Chain(Struct):
 
 
 class _Run(Struct, gc=False):
-    """Blocks that were reported at once, each following the one before it.
+    """Consecutive blocks that were reported together.
 
     Attributes:
         before: the block before the first of them.
@@ -65,22 +65,22 @@ class _Run(Struct, gc=False):
 
 
 class Chains:
-    """What is before each block, as one engine has reported it.
+    """The predecessor of each block, as one engine reported it.
 
-    It remembers as many hashes as recorders refer to, and at most twice as many. What was lost or forgotten is unknown:
-    nothing is made up in its place.
+    It remembers at least as many hashes as recorders refer to, and at most twice as many. Lost or forgotten hashes are
+    unknown; nothing replaces them.
     """
 
     def __init__(self, most: int = MAX_REPORTED) -> None:
         self._most = most
         self._runs: dict[bytes, _Run] = {}
-        """By each of their blocks."""
+        """The recent runs, by each of their blocks."""
         self._older: dict[bytes, _Run] = {}
-        """Forgotten as soon as there are as many newer ones as may be."""
+        """The older runs. They are forgotten as soon as the newer ones reach their limit."""
 
     def add(self, chain: Chain, event: Telling) -> None:
-        """Add to a request's chain what one of its events reports; its start begins it again. What follows a hole is left
-        out."""
+        """Add the hashes that an event reports to its request's chain. A start event begins the chain again. Hashes after a
+        gap are left out."""
         reported, first = split_hashes(event.block_hashes), event.block_first or 0
         after = event.block_after if isinstance(event, RequestStart) else None
         if isinstance(event, RequestStart):
@@ -100,8 +100,8 @@ class Chains:
         chain.extend(first, reported)
 
     def _up_to(self, block: bytes | None, count: int) -> list[bytes]:
-        """The hashes up to this block's, `count` in all; as many as are known, and no more than are remembered.
-        What was reported may go in a circle."""
+        """The last `count` hashes up to this block's, or fewer if fewer are known or remembered. The reported blocks may form
+        a cycle."""
         count = min(count, 2 * self._most)
         parts: list[list[bytes]] = []
         while count and block:
@@ -115,7 +115,7 @@ class Chains:
         return [each for part in reversed(parts) for each in part]
 
     def _before(self, block: bytes) -> bytes | None:
-        """The hash before this one; None if it is not known."""
+        """The hash before this one; None if unknown."""
         run = self._run(block)
         return None if run is None else (run.before, *run.hashes)[run.hashes.index(block)]
 

@@ -1,4 +1,4 @@
-"""Ids of requests as they are recorded: a caller may choose one of a megabyte."""
+"""Ids of requests as they are recorded, with a bounded length: a caller may choose an id of a megabyte."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import hashlib
 from kvtrail.tracer.events.semconv import external_id
 
 MOST = 200
-"""Bytes of UTF-8 of an external id that is recorded as it is."""
+"""Maximum size of an external id that is recorded unchanged, in bytes of UTF-8."""
 _KEPT = 120
-"""Of a longer one; its digest follows."""
+"""Bytes of a longer id that are recorded; its digest follows them."""
 
 
 def bounded(request_id: str) -> str:
-    """The id that is recorded: this one, or, where its external id is too long, the beginning of that and a digest of all of
-    it, with the engine's own suffix. Equal ids have equal ones, and a recorded id has itself: so whoever knows the whole id
-    finds its request."""
+    """The recorded form of a request id. If its external id is too long, this is the beginning of the external id, a digest
+    of all of it, and the engine's suffix. Equal ids have equal recorded ids, and a recorded id maps to itself, so a request
+    can be found by its whole id."""
     if len(request_id) <= MOST and request_id.isascii():
         return request_id
     external = external_id(request_id)

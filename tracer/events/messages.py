@@ -1,11 +1,11 @@
-"""What is kept of an exception's text: not the numbers of a request, which may be its user's text in tokens."""
+"""Shortens an exception's text for the record. It leaves out long rows of numbers, which may be a user's text in tokens."""
 
 from __future__ import annotations
 
 import re
 
 MOST = 2000
-"""Characters of a message that are kept."""
+"""Maximum length of a recorded message in characters."""
 _READ = 20_000
 """Characters of a message that are read."""
 _NUMBER = r"(?:[A-Za-z_][\w.]{0,40}\()?[-+]?\d[\d_]*(?:\.\d*)?(?:[eE][-+]?\d+)?\)?"
@@ -16,7 +16,7 @@ _ALIKE = re.compile(r"(?<!\d)\d+(\D{1,40}?)\d+(?:\1\d+){4,}")
 
 
 def kept(text: str) -> str:
-    """A message as it is recorded: three or more numbers in a row become their count, and it has an end."""
+    """The recorded form of a message: its length is limited, and rows of three or more numbers become a count."""
     said = _ALIKE.sub(_counted, _RUN.sub(_counted, text[:_READ]))
     return said if len(said) <= MOST else f"{said[: MOST - 1]}…"
 

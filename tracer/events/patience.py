@@ -1,7 +1,7 @@
-"""How long a connector itself waits for another engine, before it gives up: what is late, is so only after that.
+"""The time that a connector waits for another engine before it gives up. Nothing is late before this time has passed.
 
 A recorder declares it for each connector in the resource attribute `semconv.PATIENCE`, from the connector's own settings.
-Traces without that attribute, from older recorders and from logs, get vLLM's defaults by the connector's name.
+In traces without this attribute, from older recorders and from logs, vLLM's defaults apply, by the connector's name.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 
 class Patience(NamedTuple):
-    """Seconds; None where the connector has no such limit, or it is not known.
+    """Time limits in seconds; None if the connector has no such limit, or it is unknown.
 
     Attributes:
-        load_s: for the other engine's part of an asynchronous load.
-        keep_s: for another engine to read the blocks of an ended request.
+        load_s: limit for the other engine's part of an asynchronous load.
+        keep_s: limit for another engine to read the blocks of an ended request.
     """
 
     load_s: float | None = None
@@ -25,7 +25,7 @@ class Patience(NamedTuple):
 
 
 MARGIN_S = 60.0
-"""How much later than its own patience, or than a lease, a connector is late."""
+"""Seconds after its own limit, or after the end of a lease, from which a connector is late."""
 NIXL_S, MOONCAKE_S = 480.0, 480.0
 _BY_DEFAULT = {
     "NixlPushConnector": Patience(NIXL_S, NIXL_S),
@@ -34,7 +34,7 @@ _BY_DEFAULT = {
     "MooncakeConnector": Patience(MOONCAKE_S, MOONCAKE_S),
     "MoRIIOConnector": Patience(120.0, 60.0),
 }
-"""vLLM 0.32's. A NIXL prefill extends its lease for as long as the decoding engine sends heartbeats."""
+"""The defaults of vLLM 0.32. A NIXL prefill engine extends its lease as long as the decoding engine sends heartbeats."""
 
 
 def declaration(patience: Mapping[str, Patience]) -> str:
@@ -48,7 +48,7 @@ def declaration(patience: Mapping[str, Patience]) -> str:
 
 @lru_cache(maxsize=256)
 def of_connector(name: str, declared: str | None) -> Patience:
-    """The patience of a connector; `declared` is the attribute's value, if its recorder wrote any."""
+    """The time limits of a connector; `declared` is the attribute's value, if its recorder wrote any."""
     by_default = _BY_DEFAULT.get(name.removeprefix("Traced"), Patience())
     if declared is None:
         return by_default

@@ -1,11 +1,11 @@
-"""The names of what kvtrail writes or reads: the kinds of spans, and the attributes of every span, of the resource, of the
-rows of a step, and of findings. A kind's own attributes are the fields of its class in `events.py`.
+"""The names that kvtrail writes or reads: the kinds of spans, and the attributes of every span, of the resource, of the rows
+of a step, and of findings. The attributes of one kind are the fields of its class in `events.py`.
 
-The recorder encodes from both, the tracer decodes with them, and `docs/spans.md` is generated from them
-(`python docs/reference.py`), so a name exists exactly once.
+The recorder encodes with both modules, the tracer decodes with them, and `docs/spans.md` is generated from them
+(`python docs/reference.py`), so each name is defined exactly once.
 
-Units: tokens and blocks are counts, bytes are bytes, span times are Unix nanoseconds: a recorder's monotonic clock, and what
-the wall clock showed beyond it when the recorder began.
+Units: tokens and blocks are counts, bytes are bytes. Span times are Unix nanoseconds: a recorder's monotonic clock, plus the
+offset of the wall clock when the recorder began.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SCOPE = "kvtrail"
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One attribute: its `key` on the wire, its Python `type`, and its meaning in one sentence. `name` is that of its field,
-    where this does not follow from the key."""
+    """One attribute: its `key` on the wire, its Python `type`, and its meaning in one sentence. `name` is the name of its
+    field, if this cannot be derived from the key."""
 
     key: str
     type: type
@@ -29,7 +29,7 @@ class Attribute:
 
     @property
     def field(self) -> str:
-        """The attribute's name in events and in the api: `kvtrail.tokens.returned` is `returned`."""
+        """The attribute's name in events and in the API: `kvtrail.tokens.returned` is `returned`."""
         if self.name:
             return self.name
         name = self.key.removeprefix("kvtrail.").removeprefix("tokens.").replace(".", "_")
@@ -37,13 +37,13 @@ class Attribute:
 
 
 class Level(StrEnum):
-    """How much is recorded."""
+    """The level of detail of a recording."""
 
     BASIC = "basic"
     """Every lookup, allocation, first step, preemption, plan, transfer and end, with their counts."""
     DETAILED = "detailed"
-    """Also the later steps that say something new, block ids and hashes, the keys that lookups claim, and now and then what
-    a store holds."""
+    """Also the later steps with new information, block ids and hashes, the keys that lookups claim, and occasionally the
+    contents of a store."""
 
 
 class Kind(StrEnum):
@@ -88,7 +88,7 @@ class Kind(StrEnum):
 
 
 STEP_SPAN = "kv.step"
-"""The span that carries later steps of requests. Who reads it takes it apart (`ingest.steps`): no event is of this kind."""
+"""The span that carries later steps of requests. The tracer splits it into rows (`ingest.steps`). No event has this kind."""
 ROW_REQUESTS = Attribute("kvtrail.step.requests", tuple, "The engine's ids of the requests, one for each row.")
 ROW_NUMBERS = Attribute(
     "kvtrail.step.sequences", tuple, "Each row's number among the recorder's events of its request."
@@ -120,12 +120,12 @@ ROWS: tuple[Attribute, ...] = (
     ROW_REQUESTS, ROW_NUMBERS, ROW_EPOCHS, ROW_COMPUTED, ROW_SCHEDULED, ROW_DRAFTED, ROW_COUNTS, ROW_BLOCKS, ROW_SAMPLED,
     ROW_GROUPS,
 )  # fmt: skip
-"""The columns of `STEP_SPAN`: arrays with one element for each row, but for those of blocks."""
+"""The columns of `STEP_SPAN`: arrays with one element per row, except the columns of blocks."""
 
 ENGINE_SPAN = "kv.engine"
-"""The root of what concerns no request. Who reads it passes it over: no event is of this kind."""
+"""The root of the spans that concern no request. The tracer ignores it; no event is of this kind."""
 ENGINE_NS = 60 * 10**9
-"""What one such root covers, in nanoseconds of Unix time."""
+"""The interval that one such root covers, in nanoseconds of Unix time."""
 
 REQUEST_ID = Attribute("kvtrail.request.id", str, "The engine's id of the request.", "request")
 EXTERNAL_ID = Attribute("kvtrail.request.external_id", str, "The caller's id, without the engine's suffix.", "external")
@@ -148,7 +148,7 @@ COMMON: tuple[Attribute, ...] = (
     REQUEST_ID, EXTERNAL_ID, EPOCH, REQUEST_SEQUENCE, SEQUENCE, CONNECTOR, CONNECTOR_ID, ROLE, RANK,
     CHUNK_SIZE, SAMPLED,
 )  # fmt: skip
-"""Attributes of every kvtrail span; those of a request are absent where no request is concerned."""
+"""Attributes of every kvtrail span. The attributes of a request are absent if the span concerns none."""
 
 REQUEST_MODEL = Attribute("gen_ai.request.model", str, "The name under which vLLM serves the model.")
 CALLERS_ID = Attribute("gen_ai.request.id", str, "The caller's id, as vLLM's own `llm_request` has it.")
@@ -160,18 +160,19 @@ OUTPUT_TOKENS = Attribute(
     "gen_ai.usage.output_tokens", int, "The same as `kvtrail.tokens.output`, where that is known."
 )
 ROOT_SPAN_ATTRIBUTES: tuple[Attribute, ...] = (REQUEST_MODEL, CALLERS_ID, OPERATION, PROVIDER, OUTPUT_TOKENS)
-"""What the root says for tools that know nothing of kvtrail. Ours reads it elsewhere: it is no field of an event."""
+"""Attributes of a root span for tools that know nothing of kvtrail. They are not fields of an event: kvtrail reads the same
+facts from other attributes."""
 CUT_OFF = "cut_off"
 """The outcome of a request that was open when its engine ended."""
 CUT_OFF_REASON = "the engine ended before the request did"
-"""The status of its root."""
+"""The status of the root span of such a request."""
 FAILED_REASON = "it failed; no call raised"
-"""The status of a span whose values say so, for tools that know nothing of kvtrail."""
+"""The status of a span whose values report a failure, for tools that know nothing of kvtrail."""
 NO_END_RECORD = "its process ended without a goodbye"
 """The `kvtrail.recorder.ended_by` of an end record that the export process sends in place of an engine that was killed
 or has crashed. Recorders of every version send this text."""
 UNHEARD = "unheard"
-"""The outcome of a request after its engine has not reported for so long that it is taken for ended."""
+"""The outcome of a request whose engine has not reported for so long that it is considered ended."""
 
 
 FAILURES: dict[Kind, tuple[str, bool | str]] = {
@@ -180,7 +181,7 @@ FAILURES: dict[Kind, tuple[str, bool | str]] = {
     Kind.TRANSFER_END: ("failed", True),
     Kind.XFER: ("xfer_state", "failed"),
 }
-"""By kind, the field that says that what the span is about has failed, and what it says then."""
+"""By kind: the field that reports a failure of the span's operation, and its value then."""
 ROOTS = (Kind.REQUEST, Kind.CUT_OFF)
 """The kinds with a span that is the root of a request, from its arrival to its end."""
 
@@ -191,7 +192,7 @@ def span_name(kind: str) -> str:
 
 
 RECEIVER = "kvtrail-receiver"
-"""The header, or with gRPC the metadata, by which a sidecar announces itself in its answers: its version."""
+"""The HTTP header, or gRPC metadata, with a sidecar's version in its answers. It identifies the receiver as a sidecar."""
 
 RECORDER_ID = Attribute("kvtrail.recorder.id", str, "Identity of the recorder: one process of one engine.", "recorder")
 ENGINE_ID = Attribute("kvtrail.engine.id", str, "vLLM's `engine_id` of the KV transfer configuration.", "engine")
@@ -291,9 +292,9 @@ RESOURCE: tuple[Attribute, ...] = (
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 
 FINDING_EVENT = "kv.finding"
-"""The event's name of a log record that tells of a finding."""
+"""The event name of a log record that reports a finding."""
 FINDINGS_SCOPE = "kvtrail.findings"
-"""Instrumentation scope of these log records: a sidecar writes them, and no recorder."""
+"""Instrumentation scope of these log records. Only a sidecar writes them."""
 FINDING_RULE = Attribute("kvtrail.finding.rule", str, "The rule that found it.")
 FINDING_TITLE = Attribute("kvtrail.finding.title", str, "What is wrong, in general.")
 FINDING_SEVERITY = Attribute(
@@ -316,9 +317,9 @@ FINDING_FIELDS: tuple[Attribute, ...] = (
 
 
 HASH_BYTES, GROUP_BYTES = 8, 4
-"""Recorded of a block's hash, its last ones: enough to recognize it, and what vLLM's KV events have of it."""
+"""Bytes recorded of a block's hash, from its end: enough to recognize it, and the part that vLLM's KV events have."""
 MAX_REPORTED = 65_536
-"""Hashes that a recorder refers to at most, before it reports them again."""
+"""Maximum number of hashes that a recorder refers to before it reports them again."""
 
 
 def external_id(request_id: str) -> str:

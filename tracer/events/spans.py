@@ -1,4 +1,4 @@
-"""A span as data: what is left of OTLP once the encoding is off, whoever recorded it."""
+"""A span as data, independent of its OTLP encoding and of its recorder."""
 
 from __future__ import annotations
 

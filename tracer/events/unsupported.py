@@ -1,5 +1,5 @@
-"""What a vLLM, or its log, does not show of its connectors. The recorder looks for it at start-up and says so in the resource
-attribute `semconv.LACKS`, so that rules are `unknown` where their events cannot exist, and not silent."""
+"""Features that a version of vLLM, or its log, does not show of its connectors. The recorder detects them at start-up and
+declares them in the resource attribute `semconv.LACKS`, so that a rule whose events cannot exist is `unknown`, not silent."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Lack(StrEnum):
     """A value of the attribute."""
 
     REQUEST_STARTS = "request_starts"
-    """No request is announced: it begins at its first lookup, and one that leaves before that is not seen."""
+    """No request is announced: it begins at its first lookup. A request that ends before its first lookup is not seen."""
     HIT_SOURCES = "hit_sources"
-    """Nobody says where a hit comes from."""
+    """The source of a hit is not reported."""
     BLOCK_TABLES = "block_tables"
     """The connector does not get the KV cache manager, so no block table is reported again after a loss."""
     STATISTICS = "statistics"
     """Requests carry no statistics of their prefill."""
     PREFIX_CACHE = "prefix_cache"
-    """Its own prefix cache has a form in which its changes cannot be followed."""
+    """The implementation of vLLM's own prefix cache does not allow its changes to be followed."""
     PLANS = "plans"
-    """What the connector plans has a form that its probe does not know."""
+    """The connector's plans have a form that its probe does not know."""
     CATCHES = "catches"
-    """Who catches an exception: only an end record says that the engine died of it. So it is with logs."""
+    """It is not known whether an exception is caught: only an end record says that the engine died of it. Logs lack this."""
 
 
 _KINDS = {
@@ -34,7 +34,7 @@ _KINDS = {
     Lack.PREFIX_CACHE: {Kind.PREFIX_CACHE},
     Lack.PLANS: {Kind.LOAD_PLAN, Kind.STORE_PLAN, Kind.TRANSFER_END, Kind.FLUSH},
 }
-"""The kinds of events that are never recorded. The other lacks cost attributes, or what only a loss makes necessary."""
+"""The kinds of events that are never recorded, by lack. The other lacks affect only attributes, or recovery from a loss."""
 
 
 def declaration(lacks: Iterable[Lack]) -> str:
@@ -44,11 +44,11 @@ def declaration(lacks: Iterable[Lack]) -> str:
 
 @lru_cache(maxsize=64)
 def shows_catches(declared: str | None) -> bool:
-    """Whether an exception that a recorder with this value reports is one that nobody catches."""
+    """Whether an exception that is reported by a recorder with this value is an uncaught one."""
     return declared is None or Lack.CATCHES not in declared.split(",")
 
 
 @lru_cache(maxsize=64)
 def kinds_missing(declared: str) -> frozenset[Kind]:
-    """The kinds of events that a recorder with this value never sends. Names that a newer kvtrail adds are passed over."""
+    """The kinds of events that a recorder with this value never sends. Unknown names, from a newer kvtrail, are ignored."""
     return frozenset(kind for lack, kinds in _KINDS.items() if lack in declared.split(",") for kind in kinds)

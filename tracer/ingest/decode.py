@@ -1,7 +1,7 @@
-"""How a span is decoded to an event, for both of OTLP's encodings.
+"""Decodes spans to events, for both encodings of OTLP.
 
-The names and the checks of an event's fields are those of `events.events`. A decoder walks over one encoding. In protobuf
-most attributes repeat (the recorder's, the request's, small numbers), so each is parsed once and then looked up by its bytes.
+`events.events` defines the names and the checks of an event's fields. A decoder walks over one encoding. In protobuf, most
+attributes repeat (the recorder's, the request's, small numbers), so each is parsed once and then looked up by its bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENGINE, _RECORDER = semconv.ENGINE_ID.key, semconv.RECORDER_ID.key
 _FOR_OTHERS: dict[str, tuple[str, ...]] = dict.fromkeys(
     (Kind.REQUEST, Kind.CUT_OFF), tuple(each.key for each in semconv.ROOT_SPAN_ATTRIBUTES)
 )
-"""Attributes that recorders write for other backends, by kind. They are no fields of an event."""
+"""Attributes that recorders write for other backends, by kind. They are not fields of an event."""
 _OPTIONAL = (
     (semconv.BLOCK_SIZE.key, int),
     (semconv.CAPABILITIES.key, str),
@@ -43,7 +43,7 @@ _OPTIONAL = (
     (semconv.CACHE_IDENTITY.key, str),
     (semconv.GROUPS.key, str),
 )
-"""Attributes of a resource that are fields of its events where they have this type."""
+"""Attributes of a resource that become fields of its events if they have this type."""
 
 Ids = tuple[str, str, int, int, str | None]
 """A span's trace id, span id, start and end in Unix nanoseconds, and error."""
@@ -53,7 +53,7 @@ _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 _MAX_REMEMBERED = 8192
 _LONGEST_REMEMBERED = 500
-"""Bytes. What is longer is hardly ever seen twice."""
+"""Maximum size of a cached encoding in bytes. Longer ones rarely repeat."""
 Parsed = TypeVar("Parsed")
 Data = TypeVar("Data")
 Encoded = TypeVar("Encoded", bound="Named")
@@ -64,8 +64,8 @@ class MalformedOtlp(ValueError):
 
 
 class MalformedSpan(ValueError):
-    """A span in kvtrail's scope without a required attribute, or with what no recorder writes; the text names the span and
-    what is wrong with it.
+    """A span in kvtrail's scope without a required attribute, or with a value that no recorder writes. The text names the
+    span and the fault.
 
     Attributes:
         about: the span's name and the attribute, or the field, that is wrong: the same for all spans with this fault.
@@ -80,24 +80,24 @@ class MalformedSpan(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Spans of a request that could not be read at all: how many, and why the first of them could not."""
+    """The number of spans of a request that could not be read at all, and the reason for the first of them."""
 
     spans: int
     reason: str
 
 
 def is_ours(span: Span) -> bool:
-    """Whether a kvtrail recorder wrote the span: this version's, or a newer one's."""
+    """Whether a kvtrail recorder, of this version or a newer one, wrote the span."""
     return span.scope == semconv.SCOPE
 
 
 def from_span(span: Span) -> Event | None:
-    """The event of a span, or what stands for one that only another version of kvtrail knows; None for a foreign span, and
-    for one without readable numbers.
+    """The event of a span, or a placeholder for an event that only another version of kvtrail knows. None for a foreign span,
+    and for one without readable sequence numbers.
 
     Raises:
         MalformedSpan: the span has our scope and a known name, but not the attributes that its kind needs; or it is a step
-            that could not be taken apart.
+            that could not be split into rows.
     """
     if span.scope != semconv.SCOPE or span.name == semconv.ENGINE_SPAN:
         return None
@@ -109,7 +109,7 @@ def from_span(span: Span) -> Event | None:
 
 
 def event_of(span: Span) -> Event | None:
-    """What `from_span` gives; None also for a malformed span."""
+    """The result of `from_span`; None also for a malformed span."""
     try:
         return from_span(span)
     except MalformedSpan:
@@ -129,7 +129,7 @@ def _stand_in(name: str, ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | No
 def _enter(ids: Ids, values: dict[str, Any]) -> None:
     """Set the fields that every event takes from its span."""
     values["trace_id"], values["span_id"], start_ns, values["end_ns"], values["error"] = ids
-    values["start_ns"] = start_ns or ids[3]  # without a start it is a moment
+    values["start_ns"] = start_ns or ids[3]  # an event without a start has no duration
 
 
 def split_step_spans(span: Span) -> list[Span]:
@@ -144,7 +144,7 @@ def split_step_spans(span: Span) -> list[Span]:
 
 
 def _rows(span_id: str, attributes: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of a step, as `steps.apart` gives them. Raises MalformedSpan."""
+    """The rows of a step, in the form of `steps.apart`. Raises MalformedSpan."""
     try:
         return steps.apart(span_id, attributes)
     except steps.Unfit as wrong:
@@ -157,9 +157,9 @@ def _ids(span: Span) -> Ids:
 
 
 def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]) -> tuple[Event, Sequence[str]]:
-    """The event of a known kind, and the names of those attributes that a newer kvtrail may know. Where it is malformed, and
-    has names that a newer kvtrail may have in place of ours, what stands for it. `values` are the span's attributes, and are
-    changed; `common` is what the function of that name gives.
+    """The event of a known kind, and the names of the attributes that a newer kvtrail may know. If it is malformed and has
+    names that a newer kvtrail may use in place of ours, a placeholder instead. `values` are the span's attributes, and are
+    changed; `common` is the result of the function of that name.
 
     Raises:
         MalformedSpan: as for `from_span`.
@@ -189,7 +189,7 @@ def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]
 
 
 def _lasting(event: Event) -> Event:
-    """An event that may have lasted as long as it says. Raises MalformedSpan for any other."""
+    """The event, if its duration is plausible. Raises MalformedSpan otherwise."""
     if event.end_ns - event.start_ns > LONGEST_NS:
         days = (event.end_ns - event.start_ns) // (86_400 * 10**9)
         text = f"span {event.span_id} ({event.kind}): it lasted {days:,} days"
@@ -198,7 +198,7 @@ def _lasting(event: Event) -> Event:
 
 
 def _without_unknown(name: str, ids: Ids, values: Mapping[str, Any]) -> Event:
-    """The event without those attributes that its kind does not have."""
+    """The event without the attributes that its kind does not have."""
     known = _KNOWN[name]
     try:
         return convert({key: value for key, value in values.items() if key in known}, CLASSES[name])
@@ -222,7 +222,7 @@ def common(resource: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def misfits(resource: Mapping[str, Any]) -> list[str]:
-    """A sentence about each attribute of a resource that its events omit because it has another type."""
+    """A sentence about each attribute of a resource that its events omit because it has the wrong type."""
     return [
         f"{key} is {_SHORT.repr(resource[key])}, but must be {type_.__name__}; it is left out"
         for key, type_ in _OPTIONAL
@@ -241,17 +241,17 @@ def _unknown(attributes: Mapping[str, Any], known: Set[str]) -> list[str]:
 
 @dataclass(slots=True)
 class Decoded:
-    """What one request holds.
+    """The contents of one request.
 
     Attributes:
-        spans: how many spans there are; a step is one.
+        spans: the number of spans; a step counts as one.
         events: the events, in the order of the request.
         foreign: spans that no kvtrail recorder wrote.
         malformed: an error for each kvtrail span without a required attribute.
-        unknown_spans: kvtrail spans with a name that this version does not know, and how many of each name.
-        stand_ins: how many of the events stand for such a span.
-        unknown_attributes: kvtrail attributes that this version does not know, and how many of each name.
-        resources: those of our spans, each once in a row.
+        unknown_spans: the number of kvtrail spans by each name that this version does not know.
+        stand_ins: the number of events that are placeholders for such spans.
+        unknown_attributes: the number of kvtrail attributes by each name that this version does not know.
+        resources: the resources of our spans, without consecutive duplicates.
     """
 
     spans: int = 0
@@ -265,18 +265,18 @@ class Decoded:
 
     @property
     def at_ns(self) -> int:
-        """When its first event happened; 0 where it has none."""
+        """The time of its first event; 0 if it has none."""
         return self.events[0].end_ns if self.events else 0
 
     def add(self, span: Span) -> None:
-        """Sort a span in."""
+        """Add a span to the list of its category."""
         if span.scope != semconv.SCOPE:
             self.foreign.append(span)
         else:
             self.add_ours(span.name, _ids(span), span.attributes.copy(), common(span.resource))
 
     def add_ours(self, name: str, ids: Ids, attributes: dict[str, Any], common: Mapping[str, Any]) -> None:
-        """Sort a span of ours in; `attributes` are changed."""
+        """Add a kvtrail span; `attributes` are changed."""
         try:
             if name in CLASSES:
                 decoded, unknown = event(name, ids, attributes, common)
@@ -324,7 +324,7 @@ class Remembered(dict[bytes, Parsed]):
 
 
 class Named(Protocol):
-    """A span of either encoding has its name."""
+    """A span of either encoding, which has a name."""
 
     name: str
 
@@ -336,7 +336,7 @@ class Decoder(ABC, Generic[Data, Encoded]):
     """
 
     def spans(self, data: Data) -> list[Span]:
-        """The spans of a request, in its order; steps are taken apart.
+        """The spans of a request, in its order; steps are split into rows.
 
         Raises:
             ValueError: the data is not an `ExportTraceServiceRequest`; MalformedOtlp is one.
@@ -360,7 +360,7 @@ class Decoder(ABC, Generic[Data, Encoded]):
         return decoded
 
     def parts(self, data: Data) -> list[tuple[Mapping[str, Any], Decoded]]:
-        """What `decoded` gives, for each list of spans in the request, with its resource's attributes.
+        """The result of `decoded` for each list of spans in the request, with its resource's attributes.
 
         Raises:
             ValueError: as for `spans`.
@@ -372,7 +372,7 @@ class Decoder(ABC, Generic[Data, Encoded]):
         return parts
 
     def one_by_one(self, data: Data) -> tuple[list[tuple[Mapping[str, Any], Decoded]], list[Exception]]:
-        """What `parts` gives, with a part for each span, and the errors of those at which kvtrail fails."""
+        """The result of `parts` with a part for each span, and the errors of the spans at which kvtrail fails."""
         parts: list[tuple[Mapping[str, Any], Decoded]] = []
         errors: list[Exception] = []
         for resource, scope, spans in self._lists(data):
@@ -385,7 +385,7 @@ class Decoder(ABC, Generic[Data, Encoded]):
         return parts, errors
 
     def _sort(self, decoded: Decoded, resource: Mapping[str, Any], scope: str, spans: Sequence[Encoded]) -> None:
-        """Sort a list of spans in."""
+        """Add a list of spans."""
         decoded.spans += len(spans)
         if scope != semconv.SCOPE:
             decoded.foreign += [self._span(span, resource, scope) for span in spans]
@@ -409,7 +409,7 @@ class Decoder(ABC, Generic[Data, Encoded]):
 
     @abstractmethod
     def _rest(self, span: Encoded) -> tuple[str, list[dict[str, Any]]]:
-        """What only a `Span` has: its parent's id, and the events in it."""
+        """The fields that only a `Span` has: its parent's id, and its span events."""
 
     def _span(self, span: Encoded, resource: Mapping[str, Any], scope: str) -> Span:
         trace_id, span_id, start_ns, end_ns, error = self._ids(span)

@@ -1,7 +1,7 @@
-"""Files as they lie on the disk, plain or compressed, read as far as they go.
+"""Reads plain and compressed files, including truncated ones.
 
-A file's first bytes say how it is compressed, whatever its name. A file of a killed writer ends within a
-compressed block, or within a line: all that comes before is read, and `Source.damage` says what is not.
+A file's first bytes, not its name, determine its compression. The file of a killed writer ends within a compressed block, or
+within a line: everything before that is read, and `Source.damage` describes the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BUFFER = 1 << 18
 
 
 class _Decompressor(Protocol):
-    """What zlib's and zstandard's decompressors have in common; one reads one member, or frame."""
+    """The common interface of zlib's and zstandard's decompressors; each instance reads one member, or frame."""
 
     @property
     def eof(self) -> bool: ...
@@ -39,7 +39,7 @@ class Source(io.RawIOBase):
     """The text of a compressed file: its members or frames, one after the other.
 
     Attributes:
-        damage: why the text ends before the file does; None where it does not.
+        damage: why the text ends before the file does; None if it does not.
     """
 
     def __init__(self, raw: IO[bytes], make: Callable[[], _Decompressor], starts: tuple[bytes, ...]) -> None:
@@ -70,10 +70,10 @@ class Source(io.RawIOBase):
         return size
 
     def _decompressed(self, data: bytes) -> bytes:
-        """The text of some bytes of the file; none of it where they are damaged."""
+        """The text of some bytes of the file; empty if they are damaged."""
         if self._decompressor is None:
             if not data.startswith(self._starts):
-                if data.strip(b"\0"):  # zeros fill a file up
+                if data.strip(b"\0"):  # zeros are padding
                     self.damage = "the file is damaged: what follows a compressed block is none"
                 return b""
             self._decompressor = self._make()
@@ -103,7 +103,7 @@ _watching: list[Callable[[int], object]] = []
 
 @contextmanager
 def watched(on_read: Callable[[int], object]) -> Iterator[None]:
-    """Within it, `on_read` is called with the number of bytes that each read of a file gives."""
+    """A context in which `on_read` is called with the number of bytes of each read of a file."""
     _watching.append(on_read)
     try:
         yield
@@ -113,7 +113,7 @@ def watched(on_read: Callable[[int], object]) -> Iterator[None]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[io.BufferedReader, Source | None]]:
-    """The text of a file, and what decompresses it, if it is compressed; `-` is the standard input.
+    """The text of a file, and its `Source` if it is compressed; `-` is the standard input.
 
     Raises:
         OSError: the file cannot be opened, or is a device.
@@ -139,8 +139,8 @@ def _text(raw: Any) -> tuple[io.BufferedReader, Source | None]:
 
 
 def start(text: Any) -> bytes:
-    """The first bytes of a file that is just opened, at least a few if it has any; they are read again. Of a standard input
-    that cannot be looked at in advance, none."""
+    """The first bytes of a newly opened file, at least a few unless it is empty, without consuming them. Empty for a standard
+    input that does not support this."""
     peek: Callable[[int], bytes] | None = getattr(text, "peek", None)  # a test's standard input has none
     return b"" if peek is None else peek(1)
 

@@ -1,7 +1,7 @@
 """OTLP's JSON form, in and out: https://opentelemetry.io/docs/specs/otlp/ (ids are hexadecimal, 64-bit integers are strings).
 
-A line of a trace file is one `ExportTraceServiceRequest`. Google's parser, which takes twenty times as long for a line, reads
-only what comes over HTTP.
+A line of a trace file is one `ExportTraceServiceRequest`. Google's parser takes twenty times as long for a line, so it reads
+only requests over HTTP.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvtrail.tracer.events.spans import LATEST_NS, Span
 from kvtrail.tracer.ingest.decode import Decoder, Ids, MalformedOtlp
 
 SPANS_A_LINE = 256
-"""Spans in a line of a trace file that we write."""
+"""Number of spans per line of a trace file that kvtrail writes."""
 _IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 _TRACE_ID, _SPAN_ID = 32, 16
 """Hexadecimal digits."""
@@ -34,11 +34,11 @@ _Time = Annotated[int, Meta(ge=0, le=LATEST_NS)]
 
 
 class _Part(Struct, rename="camel", gc=False):
-    """A JSON object, with those of its fields that are read: others are ignored, as the specification asks."""
+    """A JSON object with the fields that are read. Other fields are ignored, as the specification requires."""
 
 
 class _Value(_Part):
-    """An `AnyValue`: one of its fields is set, or none."""
+    """An `AnyValue`: at most one of its fields is set."""
 
     string_value: str | UnsetType = UNSET
     int_value: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | UnsetType = UNSET
@@ -112,7 +112,7 @@ _read_request = msgspec.json.Decoder(_Request, strict=False).decode  # numbers m
 
 
 class JsonDecoder(Decoder[str, _Span]):
-    """Decodes requests in JSON. It raises msgspec.DecodeError or ValueError for what is no request."""
+    """Decodes requests in JSON. It raises msgspec.DecodeError or ValueError for anything else."""
 
     def _lists(self, data: str) -> Iterator[tuple[dict[str, Any], str, Sequence[_Span]]]:
         for resource_spans in _read_request(data).resource_spans:
@@ -147,7 +147,7 @@ def _by_key(attributes: Iterable[_Attribute]) -> dict[str, Any]:
 
 
 def _value(value: _Value) -> Any:
-    """The Python value of an attribute, as `protobuf.value` gives it. Raises ValueError for what Google's parser refuses."""
+    """The Python value of an attribute, the same as from `protobuf.value`. Raises ValueError if Google's parser would too."""
     if (unset := astuple(value).count(UNSET)) != _NO_VALUE - 1:
         if unset == _NO_VALUE:
             return None
@@ -170,7 +170,7 @@ def _value(value: _Value) -> Any:
 
 
 def to_protobuf(data: Any) -> bytes:
-    """A request in binary form; `data` is its JSON, loaded. Unknown fields are ignored, as the specification asks.
+    """A request in binary form; `data` is its parsed JSON. Unknown fields are ignored, as the specification requires.
 
     Raises:
         MalformedOtlp: the data is not an `ExportTraceServiceRequest`.
@@ -234,7 +234,7 @@ def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _value_to_json(item: Any) -> dict[str, Any]:
-    """OTLP's JSON has 64-bit integers as text."""
+    """A value in OTLP's JSON form, where 64-bit integers are strings."""
     match item:
         case None:
             return {}
@@ -253,7 +253,7 @@ def _value_to_json(item: Any) -> dict[str, Any]:
 
 
 def _with_base64_ids(data: Any) -> Any:
-    """OTLP's JSON as Google's parser reads it."""
+    """OTLP's JSON in the form that Google's parser reads."""
     if isinstance(data, dict):
         return {
             key: _to_base64(item) if key in _IDS and isinstance(item, str) else _with_base64_ids(item)
@@ -265,5 +265,5 @@ def _with_base64_ids(data: Any) -> Any:
 
 
 def _to_base64(text: str) -> str:
-    """Writers that know protobuf's JSON, but not OTLP's, leave ids in base64, with a padding that no hexadecimal id has."""
+    """An id in base64. Writers of protobuf's generic JSON use base64 already; its padding tells it from hexadecimal."""
     return text if text.endswith("=") else base64.b64encode(bytes.fromhex(text)).decode()

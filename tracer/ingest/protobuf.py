@@ -1,8 +1,8 @@
 """OTLP's binary form -> spans.
 
-Google's parser reads a request, but with a schema of our own: a span's attributes are bytes in it. So they can be looked up
-by their bytes, and only those that were not seen before are parsed. It refuses a request for a single byte that is wrong; a
-second schema, in which each span is bytes, then tells the spans that can be read from those that cannot.
+Google's parser reads a request with a modified schema, in which a span's attributes are bytes. They are looked up by their
+bytes, and only unseen ones are parsed. The parser refuses a request if a single byte is wrong. A second schema, in which each
+span is bytes, then separates the readable spans from the others.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from kvtrail.tracer.ingest.decode import (
 )
 
 _ONCE = frozenset({semconv.SEQUENCE.key, KEYS["chunk_keys"]})
-"""Attributes with values that come once, as a rule: to remember them would only drive out what comes again."""
+"""Attributes whose values rarely repeat. Caching them would evict values that do."""
 _MORE = 0x80
-"""A byte of a number that another one follows is this much greater."""
+"""The continuation bit of a varint's byte: another byte follows."""
 _KEY, _VALUE = 0x0A, 0x12
-"""The tags of an attribute's key and value; after each, how many bytes it has."""
+"""The tags of an attribute's key and value. A length in bytes follows each tag."""
 _TEXT, _NUMBER, _LIST = 0x0A, 0x18, 0x2A
 """The tags of a value that is a text, a number, or a list."""
 _OF_ONE = {size: bytes((size - 2, _KEY, size - 4, _TEXT, size - 6)) for size in range(6, _MORE)}
-"""By the size of a value that is a list of one text, what comes between its tag and the text."""
+"""The bytes between the tag and the text of a value that is a list of one text, by the size of the value."""
 _MOST_SAME = 2**18
 _same: dict[int, int] = {}
-"""Numbers of lists, up to `_MOST_SAME`, each of which is one object: block ids, of which a long prompt names thousands."""
+"""Numbers in lists, up to `_MOST_SAME`, so that equal ones share one object: a long prompt has thousands of block ids."""
 MAX_PARTS = 1_000
-"""Attributes of a span or a resource, and events of a span."""
+"""Maximum number of attributes of a span or a resource, and of events of a span."""
 MAX_ATTRIBUTE_BYTES = 2**20
-"""Of one attribute, encoded: a recorder writes lists of 65,536 numbers at most."""
+"""Maximum size of one encoded attribute in bytes: a recorder writes lists of at most 65,536 numbers."""
 MAX_SPANS = 65_536
-"""Of one request, with its resources and scopes."""
+"""Maximum number of spans in one request, its resources and scopes included."""
 _SHORTEST = 2
-"""Bytes of a part."""
+"""Minimum size of a part in bytes."""
 _LONGEST_NUMBER = 10
-"""Bytes, with the tag. What is longer is below 0, or damaged."""
+"""Maximum size of a number in bytes, with its tag. A longer number is negative, or damaged."""
 
 
 class ProtobufDecoder(Decoder[bytes, Any]):
-    """Decodes requests in binary form. What it refuses is MalformedOtlp."""
+    """Decodes requests in binary form. Raises MalformedOtlp for a request that it refuses."""
 
     def __init__(self) -> None:
         self._remembered = _Attributes(_attribute)
@@ -73,8 +73,7 @@ class ProtobufDecoder(Decoder[bytes, Any]):
             return super().spans(data)
 
     def numbered(self, data: bytes, *, first: int) -> Iterator[tuple[int, Span]]:
-        """What `spans` gives, each with its number; the first has the number `first`. A step has one number, and so have all
-        its rows."""
+        """The result of `spans`, each with its number, beginning with `first`. All rows of a step have the step's number."""
         numbers = count(first)
         with _refusal():
             for resource, scope, spans in self._lists(data):
@@ -90,7 +89,7 @@ class ProtobufDecoder(Decoder[bytes, Any]):
             return super().parts(data)
 
     def salvaged(self, data: bytes) -> tuple[bytes, list[tuple[Mapping[str, Any], Decoded]], Refused | None]:
-        """Those spans of a request that can be read, as a request and as `parts` gives them, and how many cannot.
+        """The readable spans of a request, as a request and in the form of `parts`, and the number of unreadable ones.
 
         Raises:
             MalformedOtlp: the bytes are no request, or none of its spans can be read.
@@ -104,8 +103,8 @@ class ProtobufDecoder(Decoder[bytes, Any]):
             return rest, self.parts(rest), Refused(refused, str(error))
 
     def _readable(self, data: bytes) -> tuple[bytes, int]:
-        """A request without its spans that cannot be read, and how many these are; nothing if it has no others. Each resource
-        is read and kept once: it may be long, and its spans many."""
+        """A request without its unreadable spans, and their number. The request is empty if it has no readable spans. Each
+        resource is read and kept once, since it may be long and have many spans."""
         rest, refused = Parts.Request(), 0
         for resource_spans in _loosely(Parts.Request, data).resource_spans:
             of_resource = _loosely(Parts.ResourceSpans, resource_spans)
@@ -179,7 +178,7 @@ def value(any_value: AnyValue) -> Any:
     if kind is None:
         return None
     if kind == "array_value":
-        # For a long list of numbers one access each is enough: other values read as 0.
+        # In a long list of numbers, one access per value is enough: other values read as 0.
         return [
             (_same.setdefault(number, number) if 0 < (number := item.int_value) < _MOST_SAME else number) or value(item)
             for item in any_value.array_value.values
@@ -194,7 +193,7 @@ def value(any_value: AnyValue) -> Any:
 
 
 def _few(parts: Any) -> Any:
-    """Attributes or events as they are. Raises MalformedOtlp if they are too many."""
+    """Attributes or events, unchanged. Raises MalformedOtlp if they are too many."""
     if len(parts) > MAX_PARTS:
         raise MalformedOtlp(f"more than {MAX_PARTS} attributes or events")
     return parts
@@ -220,8 +219,8 @@ def _attribute(encoded: bytes) -> tuple[str, Any]:
 
 
 def _short(encoded: bytes) -> tuple[str, Any] | None:
-    """A number, a text or a list of one text, in so few bytes that each length is one byte: most of what a recorder writes.
-    Google's parser takes four times as long. None if it is anything else."""
+    """An attribute that is a number, a text or a list of one text, and so short that each length fits into one byte; None for
+    any other. Most attributes are of this form, and Google's parser takes four times as long for them."""
     try:
         begin = 2 + encoded[1]
         size = len(encoded) - begin - 2
@@ -254,10 +253,10 @@ def _event(event: ProtoSpan.Event) -> dict[str, Any]:
 
 
 def divided(data: bytes, *, most_bytes: int) -> Iterator[bytes]:
-    """A request in requests of at most so many bytes of spans each; a span that is larger is alone.
+    """Split a request into requests with at most `most_bytes` of spans each. A larger span gets a request of its own.
 
     Raises:
-        MalformedOtlp: it is long and no request, or has more than `MAX_SPANS` spans and lists of spans.
+        MalformedOtlp: the bytes are long and not a request, or have more than `MAX_SPANS` spans and lists of spans.
     """
     if len(data) <= min(MAX_SPANS * _SHORTEST, most_bytes):
         yield data
@@ -288,7 +287,7 @@ def divided(data: bytes, *, most_bytes: int) -> Iterator[bytes]:
 
 
 def cut(data: bytes, marks: Collection[bytes]) -> bytes:
-    """A request with only those spans of a request that contain any of these marks in their bytes."""
+    """A request reduced to the spans whose bytes contain any of these marks."""
     request = _Cut.FromString(data)
     for resource_spans in request.resource_spans:
         for scope_spans in resource_spans.scope_spans:
@@ -298,7 +297,7 @@ def cut(data: bytes, marks: Collection[bytes]) -> bytes:
 
 
 def _loosely(message: Any, data: bytes) -> Any:
-    """A message, or an empty one if the bytes are none."""
+    """The message in the bytes, or an empty message if they cannot be parsed."""
     try:
         return message.FromString(data)
     except DecodeError:
@@ -306,7 +305,7 @@ def _loosely(message: Any, data: bytes) -> Any:
 
 
 def _with_bytes(fields: Collection[tuple[str, str]]) -> DescriptorPool:
-    """OTLP's messages, where these fields, by message and name, are bytes: the encoded messages. The wire is the same."""
+    """OTLP's messages, with these fields (message, name) declared as bytes of the same wire format: the encoded messages."""
     pool = DescriptorPool()
     _add(trace_service_pb2.DESCRIPTOR, pool, set(), fields)
     return pool
@@ -339,7 +338,7 @@ _Cut = _message(_with_bytes({("ResourceSpans", "resource"), ("ScopeSpans", "span
 
 
 class Parts:
-    """Messages with bytes as parts. Parts that are not read stay as they are."""
+    """Messages whose parts are bytes. Parts that are not read stay unchanged."""
 
     _pool = _with_bytes(
         {

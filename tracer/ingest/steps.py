@@ -1,6 +1,6 @@
-"""Takes the spans of steps apart: from columns to one `kv.schedule` for each row.
+"""Splits the spans of steps: from columns to one `kv.schedule` per row.
 
-Columns only make the request from the recorder smaller. Nothing after this module knows them.
+Columns only make the recorder's requests smaller. All code after this module sees rows.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import KEYS
 
 MAX_ROWS = 16_384
-"""The most rows of a step. More are taken for damage: no engine runs that many requests at once."""
+"""Maximum number of rows of a step. More are treated as damage: no engine runs that many requests at once."""
 MAX_GROUPS = 64
-"""The most KV cache groups of a model. More are taken for damage: models of today have up to ten."""
+"""Maximum number of KV cache groups of a model. More are treated as damage: current models have up to ten."""
 MAX_SHARED = 2**19
-"""Attributes of a step times its rows: each row has them all. Recorders write a dozen."""
+"""Maximum product of a step's attributes and its rows, since each row gets all attributes. Recorders write a dozen."""
 _COLUMNS = frozenset(column.key for column in semconv.ROWS)
 _PLAIN = (
     (semconv.ROW_REQUESTS.key, semconv.REQUEST_ID.key, None),
@@ -28,7 +28,7 @@ _PLAIN = (
     (semconv.ROW_SCHEDULED.key, KEYS["scheduled"], 1),
     (semconv.ROW_DRAFTED.key, KEYS["drafted"], 0),
 )
-"""A column, the attribute of a `kv.schedule` that it holds, and its value where it is absent; None if it may not be."""
+"""A column, the attribute of a `kv.schedule` that it holds, and its default value; None for a required column."""
 _IDS = 2**64
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -47,7 +47,7 @@ class Unfit(ValueError):
 
 
 def apart(span_id: str, attributes: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of a step: the id and the attributes of each one's `kv.schedule`. The values are not checked.
+    """The rows of a step: for each, the span id and the attributes of its `kv.schedule`. The values are not checked.
 
     Raises:
         Unfit: the columns do not fit together.
@@ -89,7 +89,7 @@ def _array(key: str, values: Any) -> Any:
 
 
 def _column(key: str, column: Any, length: int, count: int) -> Any:
-    """A column of this length, of a step of `count` rows."""
+    """A column, checked to have this length, of a step with `count` rows."""
     if len(_array(key, column)) != length:
         groups = "" if length == count else f" of {length // count} groups"
         raise Unfit(key, f"has {len(column)} elements, but the step has {count} rows{groups}")
@@ -97,7 +97,7 @@ def _column(key: str, column: Any, length: int, count: int) -> Any:
 
 
 def _add_blocks(names: list[str], columns: list[Any], attributes: Mapping[str, Any], count: int) -> None:
-    """Add the block ids of each row; of several KV cache groups also how many each of them has."""
+    """Add the block ids of each row; with several KV cache groups also the number of blocks in each."""
     groups = attributes.get(semconv.ROW_GROUPS.key, 1)
     if type(groups) is not int or not 1 <= groups <= MAX_GROUPS:
         raise Unfit(semconv.ROW_GROUPS.key, f"is {_SHORT.repr(groups)}, but must be a number from 1 to {MAX_GROUPS}")

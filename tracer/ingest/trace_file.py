@@ -1,8 +1,8 @@
-"""Trace files, as kvtrail and the OpenTelemetry Collector's file exporter write them.
+"""Trace files of kvtrail and of the OpenTelemetry Collector's file exporter.
 
-A file is a sequence of messages. A message is a line of OTLP JSON; or, as the Collector writes with `format: proto` or
-`compression: zstd`, it follows its length in four bytes, big-endian, and is JSON or protobuf, compressed or not. The bytes
-decide, never the file's name.
+A file is a sequence of messages. A message is a line of OTLP JSON. With `format: proto` or `compression: zstd`, the Collector
+instead writes the message's length in four bytes, big-endian, followed by JSON or protobuf, compressed or not. The bytes
+determine the format, never the file's name.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 
 _NO_TEXT = b"\x08"
-"""No text begins with a byte up to this one; the length of a message of less than 144 MiB does."""
+"""No text begins with a byte up to this value, but the length of a message of less than 144 MiB does."""
 _LENGTH_BYTES = 4
 MOST_OPEN = 200
-"""Files that are read at the same time. A process may have 1,024 open, as a rule."""
+"""Maximum number of files that are read at the same time. The usual limit of a process is 1,024 open files."""
 _LONGEST = 1 << 30
-"""Bytes of a message: a longer one is taken for damage."""
+"""Maximum size of a message in bytes. A longer one is treated as damage."""
 T = TypeVar("T")
 
 
@@ -38,12 +38,12 @@ class UnusableTrace(ValueError):
 
 
 def is_framed(start: bytes) -> bool:
-    """Whether a file that begins like this holds messages with their lengths."""
+    """Whether a file with these first bytes holds messages preceded by their lengths."""
     return bool(start) and start[:1] <= _NO_TEXT
 
 
 class Message(NamedTuple):
-    """One message as it lies in the file, without its length."""
+    """One message of a file, without its length."""
 
     data: bytes
     is_json: bool
@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 
 def messages(file: io.BufferedReader) -> Iterator[Message]:
-    """The messages of a file. What is no message says so when it is read."""
+    """The messages of a file, not yet parsed. An invalid message raises an error only when it is parsed."""
     if not is_framed(file.peek(1)):
         yield from (Message(line, is_json=True) for line in file)
         return
@@ -71,7 +71,7 @@ def _unpacked(data: bytes) -> Message:
         try:
             data = decompressor.decompress(data)
             damage = None if decompressor.eof else "a message ends within a compressed block"
-        except Exception as error:  # zstandard's error has no base that says what it is
+        except Exception as error:  # zstandard's error has no specific base class
             damage = f"a message is damaged: {error}"
     return Message(data, data.startswith(b"{"), damage)
 
@@ -126,7 +126,7 @@ class TraceReader:
                     yield result
                 if source is not None and source.damage is not None:
                     if self.bad_lines and self.bad_lines[-1][0] == number:
-                        self.bad_lines.pop()  # the line in which the damage lies
+                        self.bad_lines.pop()  # the damaged line
                     self.bad_lines.append((number, source.damage))
         except OSError as error:
             raise UnusableTrace(f"{self.path}: {error.strerror or error}") from error
@@ -139,8 +139,8 @@ class TraceReader:
 
 
 def by_time(readers: Sequence[TraceReader]) -> Iterator[tuple[TraceReader, Decoded]]:
-    """The batches of several files in the order of time, as far as each file has it. More files than a process may have open
-    are read one after the other.
+    """The batches of several files merged by time, provided that each file is in order. If there are too many files to open
+    them all, they are read one after the other.
 
     Raises:
         UnusableTrace: one of the files cannot be read at all.

@@ -1,4 +1,4 @@
-"""What is concluded from events: findings, causes, outcomes, names of engines, and the words for all of them.
+"""Conclusions from events: findings, causes, outcomes, names of engines, and the words for all of them.
 
-Pure data and functions. The rooms below it, the connector and the dashboard share it.
+Pure data and functions. The packages that import it, the connector and the dashboard share it.
 """

@@ -1,8 +1,8 @@
-"""Why tokens of a prompt were reused or computed, in words, for pages and terminal alike.
+"""Sentences that explain why tokens of a prompt were reused or computed, for pages and terminal alike.
 
-A part is as the api has it: `cause`, `tier`, `start`, `tokens`, and its details, where they are known. A run joins neighbours
-that one sentence explains. Where its parts were lost at several moments, `at_ns` is the first and `to_ns` the last; where
-several requests did it, `request` is the one with most tokens, and `others` the number of others.
+A part has the form of the API: `cause`, `tier`, `start`, `tokens`, and its details, if known. A run joins adjacent parts that
+one sentence explains. If its parts were lost at several moments, `at_ns` is the first and `to_ns` the last. If several
+requests caused it, `request` is the one with most tokens, and `others` is the number of others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvtrail.tracer.model.words import count, duration, percent, some
 Part = Mapping[str, Any]
 Run = dict[str, Any]
 FEW = 24
-"""Runs that can be read one by one; where there are more, they are joined across the requests that did it."""
+"""Number of runs that can be read one by one. If there are more, runs with different causing requests are joined."""
 _SAME_CAUSE = ("cause", "tier", "why", "engine", "unstored", "refusal", "group", "reason")
 _SAME_REQUEST = (*_SAME_CAUSE, "request")
 VLLM = "gpu"
@@ -90,7 +90,7 @@ def runs(parts: Sequence[Part], *, few: int = FEW) -> list[Run]:
 
 
 def _joined(parts: Iterable[Part], names: Sequence[str]) -> list[Run]:
-    """Neighbours that agree in these fields, joined."""
+    """The parts, with adjacent ones joined if they agree in these fields."""
     return [_run(list(group)) for _, group in groupby(parts, key=lambda part: [part.get(name) for name in names])]
 
 
@@ -153,14 +153,14 @@ def sentence(part: Part, *, at_ns: int) -> str:
 
 
 def named_sentence(part: Mapping[str, Any], *, at_ns: int) -> str:
-    """The sentence with the cause's name before it, unless it begins with that, or says that none is known."""
+    """The sentence, preceded by the cause's name unless it begins with the name or says that no cause is known."""
     text, cause = sentence(part, at_ns=at_ns), name(part["cause"])
     return text if text.startswith((cause, _NOT_KNOWN)) else f"{cause}: {text}"
 
 
 def headline(entry: Mapping[str, Any]) -> str:
-    """What an admission had to compute, and the main causes, in a sentence; and in another one which KV cache groups lacked
-    their part, where there are several."""
+    """A sentence about the tokens that an admission had to compute and their main causes. With several KV cache groups, a
+    second sentence names the groups that lacked their part."""
     sums, lacked = Counter[str](), Counter[str]()
     reached, ended = entry.get("reached"), entry.get("ended")
     for part in entry["parts"]:
@@ -187,7 +187,7 @@ def name(cause: str) -> str:
 
 
 def in_sums(cause: str) -> str:
-    """What is said of tokens that were computed by this cause, after their share: 40 % had been held and evicted."""
+    """The words that follow the share of tokens with this cause: 40 % had been held and evicted."""
     return _IN_SUMS.get(cause, name(cause))
 
 
@@ -207,7 +207,7 @@ def cache(tier: str) -> str:
 
 
 def group(part: Mapping[str, Any]) -> str:
-    """The KV cache group that had lost its part, where there are several."""
+    """The KV cache group that had lost its part; empty if there is only one group."""
     if part.get("group") is None:
         return ""
     return f"KV cache group {group_name(part['group'], str(part.get('group_kind', '')))}"
@@ -219,20 +219,20 @@ def group_name(number: object, kind: str) -> str:
 
 
 def _requests(part: Mapping[str, Any]) -> str:
-    """The request that did it, and in a run the number of others."""
+    """The request that caused it, and for a run the number of others."""
     others = part.get("others", 0)
     return f"{part['request']} and {some(others, 'other')}" if others else str(part["request"])
 
 
 def _had(part: Mapping[str, Any], how: str = "held") -> str:
-    """Who had it: a cache, or another engine that has handed it over."""
+    """The holder of the part: a cache, or another engine that handed it over."""
     if part["tier"] == PEER:
         return f"handed over by {part.get('engine') or cache(PEER)}"
     return f"{how} by {cache(part['tier'])}"
 
 
 def _before(part: Mapping[str, Any], at_ns: int) -> str:
-    """How long before the admission it happened, or of a run, the shortest time and the longest."""
+    """The time between the event and the admission; for a run, the shortest and the longest."""
     if not part.get("at_ns"):
         return ""
     longest, shortest = (duration(max(0, at_ns - part.get(name, part["at_ns"]))) for name in ("at_ns", "to_ns"))

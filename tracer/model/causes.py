@@ -39,33 +39,33 @@ class Cause(StrEnum):
     NEW = "new"
     """It was never computed before."""
     UNKNOWN = "unknown"
-    """What would show its cause was not recorded, or was lost."""
+    """The events that would show its cause were not recorded, or were lost."""
     NOT_COMPUTED = "not-computed"
-    """It was neither reused nor computed: the request ended before, or its engine. Said of a request once it has ended; sums
-    of admissions do not have it."""
+    """It was neither reused nor computed, because the request or its engine ended before. Only an ended request has this
+    cause; sums of admissions do not."""
 
 
 PEER = "p2p"
-"""The tier of what another engine hands over, as vLLM calls it."""
+"""The tier of KV that another engine hands over, as vLLM calls it."""
 REUSED = (Cause.HELD, Cause.LOADED)
 """The causes of tokens that are not computed."""
 
 
 class NotRecorded(StrEnum):
-    """Why a cause is unknown: what would show it."""
+    """Why a cause is unknown: the information that would show it."""
 
     BLOCK_HASHES = "block_hashes"
     """The hashes of the request's blocks were not recorded, by the setting `block_hashes` or at level `basic`."""
     CHAIN = "chain"
-    """The request's prompt begins like another's, and the hashes of that one were lost or forgotten."""
+    """The request's prompt begins like another request's, and the hashes of the other were lost or forgotten."""
     CACHE_EVENTS = "cache_events"
-    """What vLLM's own cache gains and loses was not recorded, by the setting `block_hashes`, at level `basic`, or because
-    this vLLM cannot."""
+    """The changes of vLLM's own cache were not recorded: by the setting `block_hashes`, at level `basic`, or because this
+    version of vLLM cannot report them."""
     GROUPS = "groups"
-    """The model has several KV cache groups, and what a hit needs of one of them, or what the connector holds of each, is not
-    known."""
+    """The model has several KV cache groups. The blocks that a hit needs of one of them, or that the connector holds of each,
+    are unknown."""
     PROBE = "probe"
-    """What the connector's store gains and loses is not recorded: it has no probe that can see it."""
+    """The changes of the connector's store are not recorded: it has no probe that can see them."""
     FLEET = "fleet"
     """This engine never computed it. The hashes of other engines of the model cannot be compared."""
     LOST = "lost"
@@ -73,27 +73,27 @@ class NotRecorded(StrEnum):
     LATE = "late"
     """It may have happened before the first received event."""
     CONTRADICTION = "contradiction"
-    """What a cache reported and what it answered contradict each other."""
+    """A cache's reports and its answers contradict each other."""
     ORDER = "order"
-    """Several caches have lost it, and which was the last is not known."""
+    """Several caches lost it, and it is unknown which lost it last."""
 
 
 class Detail(Struct, frozen=True, gc=False, omit_defaults=True):
     """The details of a part. Empty fields are not known, or do not apply.
 
     Attributes:
-        why: for `unknown`, what would show the cause (`NotRecorded`).
+        why: for `unknown`, the information that would show the cause (`NotRecorded`).
         at_ns: when it happened, Unix nanoseconds.
         span_id: the event that shows it.
         request: the request for which room was made, or that computes the block now.
-        engine: the other engine: for `elsewhere`, and of what it has handed over (the tier `p2p`).
+        engine: the other engine, for `elsewhere` and for KV that it handed over (tier `p2p`).
         unstored: why the connector's store never had it: `full`, `failed`, `partial`, or `unasked`.
-        refusal: why what a connector's store held was not used: the connector offered none of it (`declined`), or less
+        refusal: why KV in a connector's store was not used: the connector offered none of it (`declined`), or less
             (`capped`), or none after answering 'ask me later' (`given-up`); or vLLM did not take it (`untaken`), or the
-            guard took the offer back (`guarded`). For `elsewhere`, on an engine to which others hand over: that this was not
+            guard withdrew the offer (`guarded`). For `elsewhere`, on an engine to which others hand over: the KV was not
             handed over to the request (`not-handed`).
-        group, group_kind: of several KV cache groups, the number of the one that had lost its part, or never had it, and its
-            kind.
+        group, group_kind: with several KV cache groups, the number and the kind of the group that had lost its part, or
+            never had it.
     """
 
     why: str = ""
@@ -115,7 +115,7 @@ class Part(Struct, frozen=True, gc=False):
 
     Attributes:
         cause: why they were reused or computed.
-        tier: the cache that is meant: `gpu` for vLLM's own, else the connector's name for it; empty where none is.
+        tier: the cache concerned: `gpu` for vLLM's own, else the connector's name for it; empty if there is none.
         start: the first of them.
         tokens: their number.
         detail: its details.
@@ -133,6 +133,6 @@ class Part(Struct, frozen=True, gc=False):
         return self.start + self.tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON-ready data, without what is empty."""
+        """As JSON-ready data, without empty fields."""
         detail: dict[str, Any] = to_builtins(self.detail)
         return {"cause": self.cause.value, "tier": self.tier, "start": self.start, "tokens": self.tokens} | detail

@@ -1,4 +1,4 @@
-"""What requests are filtered by: `duration > 2s and evicted >= 100`. Conditions on times, tokens, and the tenant. Pure."""
+"""Conditions that filter requests: `duration > 2s and evicted >= 100`. They test times, tokens, and labels. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Time(StrEnum):
     """From the arrival to the first token: the step after the one that computed the prompt."""
     QUEUED = "queued"
     LOOKUP = "lookup"
-    """Until the connector's answer, from the first 'ask me later' on."""
+    """From the first 'ask me later' to the connector's answer."""
     LOAD_WAIT = "load_wait"
     """Waiting for an asynchronous load."""
     PREFILL = "prefill"
     DECODE = "decode"
     RUNNING = "running"
-    """Prefill or decode, where it is not recorded which."""
+    """Prefill or decode, if it is not recorded which."""
     PREEMPTED = "preempted"
 
 
@@ -32,14 +32,14 @@ TIMES = tuple(map(str, Time))
 COUNTS = ("prompt", "computed", "recomputed", "preemptions")
 """The measures that are counts: tokens, or preemptions."""
 CAUSES = tuple(map(str, Cause))
-"""The tokens of a cause."""
+"""The measures that are the tokens of a cause."""
 TEXTS = ("tenant", "connector", "prefix")
-"""What is compared with as a whole; the prefix as `model.prefixes` names it."""
+"""The labels, which are compared as whole texts. A prefix has its name from `model.prefixes`."""
 UNKNOWN = "unknown"
-"""The tenant, connector or prefix of requests with which it is not recorded."""
+"""The tenant, connector or prefix of requests for which it was not recorded."""
 ENDING = "ending"
-"""How a request ended as far as its account says (`liveness.request_outcome.ending_of`): no name that anybody may write,
-since the outcome depends on the engine, too."""
+"""How a request ended according to its account (`liveness.request_outcome.ending_of`). Users cannot write this name, since
+the outcome also depends on the engine."""
 AMONG = "in"
 """The operator of a condition on the `ENDING`, with a tuple of texts as its value, each an engine and an ending."""
 NAMES = (*TIMES, *COUNTS, *CAUSES, *TEXTS)
@@ -54,7 +54,7 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµ]*)")
 
 
 class BadCondition(ValueError):
-    """A text that is no condition; says which and why."""
+    """A text that is not a condition; the message names it and says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Condition:
     """One condition.
 
     Attributes:
-        name: what is compared, one of `NAMES`, or `ENDING`.
+        name: the compared measure or label, one of `NAMES`, or `ENDING`.
         operator: one of `OPERATORS`, or `AMONG`.
-        value: nanoseconds, a count, or a text; of the ending, those that meet the condition.
+        value: nanoseconds, a count, or a text; for the ending, all texts that meet the condition.
     """
 
     name: str
@@ -73,11 +73,11 @@ class Condition:
 
 
 def parsed(text: str) -> tuple[Condition, ...]:
-    """The conditions in a text; all are to be met, and they are joined by `and` or commas. Times have a unit: ns, us,
-    ms, s, min or h.
+    """The conditions in a text, which are joined by `and` or commas. A request must meet all of them. Times have a unit: ns,
+    us, ms, s, min or h.
 
     Raises:
-        BadCondition: one of them is none.
+        BadCondition: one of them is not a condition.
     """
     parts = [part for part in _AND.split(text) if part.strip()]
     return tuple(map(_condition, parts))

@@ -1,7 +1,7 @@
-"""Who an engine is: what the resource of its recorders says, and the name by which people know it.
+"""The description of an engine, from the resource of its recorders, and its name for people.
 
-vLLM's engine id is a random UUID unless one is configured, and new at each start. It tells engines apart, and tells nobody
-which one it is.
+Unless one is configured, vLLM's engine id is a random UUID, new at each start. It distinguishes engines but identifies none
+to a person.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ DESCRIPTION = {
     "pod": "k8s.pod.name",
     "host": "host.name",
 }
-"""What describes an engine, and the attribute of its recorders' resource that says it: `version` is vLLM's, `kvtrail` the
-recorder's. `model` is the name it is served under, if it has one: what vLLM was given may be a folder of one machine."""
+"""The fields of an engine's description, each with the attribute of its recorders' resource that holds it. `version` is
+vLLM's, `kvtrail` the recorder's. `model` is the served name, if there is one: the name that vLLM was given may be a local
+folder."""
 LAUNCHED_WITH = {
     "vLLM": semconv.ENGINE_VERSION.key, "kvtrail": semconv.VERSION.key, "connector": semconv.CONNECTOR_CLASS.key,
     "block size": semconv.BLOCK_SIZE.key, "max_num_batched_tokens": semconv.MAX_BATCHED.key,
@@ -33,18 +34,18 @@ LAUNCHED_WITH = {
     "enable_prefix_caching": semconv.PREFIX_CACHING.key, "kv_load_failure_policy": semconv.LOAD_FAILURES.key,
     "num_speculative_tokens": semconv.DRAFTS.key,
 }  # fmt: skip
-"""Versions and settings of an engine, by vLLM's names, and the attribute of its recorders' resource that says them."""
+"""Versions and settings of an engine, by vLLM's names, each with the attribute of its recorders' resource that holds it."""
 MOST_SETTINGS, LONGEST_SETTING = 40, 80
-"""How many of the connector's own settings are compared, and how many characters of each."""
+"""The maximum number of compared settings of the connector, and the number of compared characters of each."""
 _UUID = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}", re.IGNORECASE)
 _RANK = re.compile(r"_dp(\d+)$")
-"""What vLLM appends to the engine id of a data-parallel rank."""
+"""The suffix that vLLM appends to the engine id of a data-parallel rank."""
 _SHORT = 8
 
 
 def described(resource: Mapping[str, Any]) -> dict[str, str]:
-    """The fields of `DESCRIPTION`, as a recorder's resource has them; what it lacks is empty, and so is an instance's id that
-    the OpenTelemetry SDK has made up, for each process another."""
+    """The fields of `DESCRIPTION` in a recorder's resource. Missing fields are empty. So is an instance id that the
+    OpenTelemetry SDK generated, since each process has a different one."""
     description = {field: str(resource.get(key) or "") for field, key in DESCRIPTION.items()}
     description["model"] = str(resource.get(semconv.SERVED_MODEL.key) or description["model"])
     if _UUID.fullmatch(description["instance"]):
@@ -53,15 +54,15 @@ def described(resource: Mapping[str, Any]) -> dict[str, str]:
 
 
 def memory_limit(resource: Mapping[str, Any]) -> int | None:
-    """The bytes that a connector may hold in host memory, as the settings in its recorder's resource have it: those of the
-    OffloadConnector and of vLLM's own. None where they do not say."""
+    """The bytes that a connector may hold in host memory, from the settings in its recorder's resource. Known are the
+    settings of the OffloadConnector and of vLLM's own connectors. None if they do not say."""
     limit = _settings(resource).get("cpu_bytes_to_use")
     return int(limit) if isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < 2**63 else None
 
 
 def launched_with(resource: Mapping[str, Any]) -> dict[str, str]:
-    """The versions and settings of an engine, with its connector's own, as a text for each name; without what is not
-    recorded."""
+    """The versions and settings of an engine and of its connector, as a text for each name. Names that were not recorded are
+    left out."""
     found = {name: resource[key] for name, key in LAUNCHED_WITH.items() if resource.get(key) is not None}
     found |= dict(sorted(_settings(resource).items())[:MOST_SETTINGS])
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
@@ -69,7 +70,7 @@ def launched_with(resource: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _settings(resource: Mapping[str, Any]) -> dict[str, Any]:
-    """The connector's own settings; empty where they are not recorded, or damaged."""
+    """The connector's own settings; empty if they are not recorded, or damaged."""
     try:
         own = json.loads(str(resource.get(semconv.CONNECTOR_SETTINGS.key)))
     except ValueError:
@@ -78,15 +79,15 @@ def _settings(resource: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pool_blocks(resource: Mapping[str, Any]) -> int | None:
-    """The KV blocks of the engine's pool; None where its recorder does not say."""
+    """The number of KV blocks in the engine's pool; None if its recorder does not say."""
     blocks = resource.get(semconv.POOL_BLOCKS.key)
     return blocks if type(blocks) is int and 0 < blocks < 2**63 else None
 
 
 def shown_name(engine: str, description: Mapping[str, str]) -> str:
-    """The name of an engine for people: its id if somebody chose it, else its pod or its instance; else its service and host
-    with the beginning of its UUID, as a host may run several; else that beginning alone. It never changes while the engine
-    runs, and several engines of one pod may have the same."""
+    """The name of an engine for people: its id if it was configured, else its pod or its instance; else its service and host
+    with the beginning of its UUID, as a host may run several engines; else this beginning alone. The name never changes
+    while the engine runs. Several engines of one pod may have the same name."""
     rank = _RANK.search(engine)
     own = engine.removesuffix(rank[0]) if rank else engine
     if not _UUID.fullmatch(own):
@@ -100,7 +101,7 @@ def shown_name(engine: str, description: Mapping[str, str]) -> str:
 
 
 def descriptions(resources: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """By engine id: what these resources say of it. A later recorder replaces what an earlier one said."""
+    """The description of each engine in these resources, by engine id. A later recorder's fields replace earlier ones."""
     known: dict[str, dict[str, str]] = {}
     for resource in resources:
         if isinstance(engine := resource.get(semconv.ENGINE_ID.key), str):
@@ -110,8 +111,8 @@ def descriptions(resources: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, 
 
 
 def names(known: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """The names of engines, by id, from their descriptions: those that several would have are distinguished by the beginning
-    of each one's id, or by all of it."""
+    """The names of engines, by id, from their descriptions. If several engines would have the same name, the beginning of the
+    id, or the whole id, is added."""
     plain = {engine: shown_name(engine, description) for engine, description in known.items()}
     apart = dict(plain)
     for length in (_SHORT, None):
@@ -121,8 +122,8 @@ def names(known: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 
 
 def listed(known: Mapping[str, Mapping[str, str]], open_requests: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """The engines by id, each with its `name`, the fields of its description, and how many of its requests are `open`. One
-    that has open requests is listed even if nothing is known of it."""
+    """The engines by id, each with its `name`, the fields of its description, and the number of its `open` requests. An
+    engine with open requests is listed even without a description."""
     listed = {engine: {"name": name, **known[engine], "open": 0} for engine, name in names(known).items()}
     for engine, count in open_requests.items():
         listed.setdefault(engine, {"name": engine, **described({}), "open": 0})["open"] = count

@@ -13,12 +13,12 @@ from kvtrail.tracer.events.events import Event
 
 
 class Severity(StrEnum):
-    """What a drift costs, worst first."""
+    """The cost of a drift, worst first."""
 
     CRASH = "crash"
     WRONG_OUTPUT = "wrong output"
     BROKEN_CONTRACT = "broken contract"
-    """Two parties did not keep to what they had agreed on, and it is not known that anything was wrong for it."""
+    """Two components broke the contract between them, and no harm from it is known."""
     HANG = "hang"
     LEAK = "leak"
     WASTED_WORK = "wasted work"
@@ -30,7 +30,7 @@ WORST_FIRST: dict[str, int] = {severity: rank for rank, severity in enumerate(Se
 
 
 class Verdict(StrEnum):
-    """`ok` needs at least one checked fact; what cannot be decided is `unknown`, never `drift`."""
+    """`ok` needs at least one checked fact. An undecidable judgement is `unknown`, never `drift`."""
 
     OK = "ok"
     DRIFT = "drift"
@@ -42,7 +42,7 @@ OK: Literal[Verdict.OK] = Verdict.OK
 
 
 class Unknown(StrEnum):
-    """A judgement: the recorded events cannot decide, and why. Each reason is one to act on."""
+    """A judgement: the reason why the recorded events cannot decide. An operator can act on each reason."""
 
     LOST = "events were lost"
     NEWER = "another version of kvtrail recorded what this one does not know"
@@ -66,10 +66,10 @@ class Unknown(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A judgement: the invariant is broken. `witness` is the smallest set of events that shows it, in order; the last
-    is the event that broke it. The finding is about the `connector` of that event, if none is given; "" where it is not known
-    which of a MultiConnector's children it is. One that has `grown` repeats an earlier one with what is known since. Its
-    `severity` is the rule's, if none is given."""
+    """A judgement: the invariant is broken. `witness` is the smallest set of events that shows it, in order; the last one
+    broke it. By default the finding is about the `connector` of that event; "" means that it is unknown which of a
+    MultiConnector's children it is. A drift that has `grown` repeats an earlier one with facts that have become known since.
+    The default `severity` is the rule's."""
 
     numbers: dict[str, Any]
     witness: Sequence[Event]
@@ -103,7 +103,7 @@ class Witness:
 
 @dataclass(slots=True)
 class Finding:
-    """The record of one drift in one epoch of one request, however often it was repeated."""
+    """The record of one drift in one epoch of one request, with all its repetitions."""
 
     rule: str
     title: str
@@ -118,7 +118,7 @@ class Finding:
     last_ns: int
     count: int
     healed: int
-    """How many of `count` the guard repaired before the scheduler acted on them."""
+    """The number of occurrences, out of `count`, that the guard repaired before the scheduler acted on them."""
     numbers: dict[str, Any]
     witness: list[Witness] = field(default_factory=list)
     explanation: str = ""
@@ -126,8 +126,8 @@ class Finding:
 
     @property
     def id(self) -> str:
-        """Stable over restarts and over the order of arrival: made of rule, engine, request and epoch, and of where the rule
-        was broken if it judges in several places."""
+        """An id that does not depend on restarts or on the order of arrival. It is made of rule, engine, request and epoch,
+        and for a rule that judges in several places, of the place."""
         where = (self.numbers["where"],) if "where" in self.numbers else ()
         text = "\0".join((self.rule, self.engine, self.request, str(self.epoch), *where))
         return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
@@ -138,7 +138,7 @@ class Finding:
 
 
 def by_weight(findings: Iterable[Finding]) -> list[Finding]:
-    """The worst first, and of those the earliest."""
+    """The findings by severity, worst first, then by time, earliest first."""
     return sorted(findings, key=lambda finding: (WORST_FIRST[finding.severity], finding.first_ns, finding.id))
 
 

@@ -1,4 +1,4 @@
-"""What requests, and the tokens that they computed again, are grouped by."""
+"""The labels by which requests, and the tokens that they computed again, are grouped."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ class By(StrEnum):
 
     ENGINE = "engine"
     MODEL = "model"
-    """That of the engine: no store groups by it."""
+    """The model of the engine. Stores do not group by it."""
     CONNECTOR = "connector"
     TENANT = "tenant"
     PREFIX = "prefix"
-    """Of requests, as `model.prefixes.prefix_of` has it; of wasted tokens, that at which the loss begins."""
+    """For requests, the prefix from `model.prefixes.prefix_of`; for wasted tokens, the prefix at which the loss begins."""
     CAUSE = "cause"
     TIER = "tier"
     REQUEST = "request"
 
 
 OfRequests = Literal[By.ENGINE, By.MODEL, By.CONNECTOR, By.TENANT, By.PREFIX]
-"""What requests are grouped by; the others are labels of wasted tokens."""
+"""The labels of requests; the others are labels of wasted tokens."""
 OF_REQUESTS: tuple[By, ...] = get_args(OfRequests)

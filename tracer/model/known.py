@@ -1,6 +1,6 @@
-"""Known findings: which findings an operator has said to be known, why and until when.
+"""Known findings: findings that an operator has declared as known, with a reason and an end.
 
-A known finding stays what it is, and is hidden nowhere. It is marked, and alerts leave it out. Pure: no clock, no I/O.
+A known finding is still shown everywhere. It is marked, and alerts leave it out. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 NEVER_NS = 2**62
-"""The end of what is known for good, in Unix nanoseconds."""
+"""The end of a declaration without an end, in Unix nanoseconds."""
 
 
 class Place(NamedTuple):
-    """All of a finding that decides whether it is known, with what its engine says of itself."""
+    """The fields of a finding that decide whether it is known, together with its engine's description."""
 
     rule: str
     engine: str
@@ -35,7 +35,7 @@ class Known:
 
     Attributes:
         rule: the rule's id.
-        why: for those who read it.
+        why: the reason, for readers.
         engine: vLLM's id of the engine, or its name for people; an empty text means any, as for the other two.
         connector: as the finding names it.
         version: vLLM's version or the recorder's, as the engine reports it now. A connector reports none of its own.
@@ -52,7 +52,7 @@ class Known:
     until_ns: int = NEVER_NS
 
     def covers(self, place: Place, about: Mapping[str, Any]) -> bool:
-        """Whether it covers the findings of a place; `about` is its engine, as `model.engines.listed` has it."""
+        """Whether it covers the findings of a place; `about` is the engine's entry from `model.engines.listed`."""
         return (
             self.rule == place.rule
             and self.engine in ("", place.engine, about.get("name"))
@@ -69,18 +69,18 @@ class KnownFindings:
     """Which findings are known at one moment.
 
     Attributes:
-        until_ns: when the first of what is known ends.
+        until_ns: the earliest end of a declaration.
     """
 
     def __init__(self, known: Iterable[Known], engines: Mapping[str, Mapping[str, Any]], *, at_ns: int) -> None:
-        """`engines` as `model.engines.listed` has them."""
+        """`engines` come from `model.engines.listed`."""
         self._now = [each for each in known if at_ns < each.until_ns]
         self._engines = engines
         self._of: dict[Place, Known | None] = {}
         self.until_ns = min((each.until_ns for each in self._now), default=NEVER_NS)
 
     def of(self, place: Place) -> Known | None:
-        """What says that the findings of a place are known: the first that covers them. None if nothing does."""
+        """The first declaration that covers the findings of a place; None if there is none."""
         if place not in self._of:
             about = self._engines.get(place.engine, {})
             self._of[place] = next((each for each in self._now if each.covers(place, about)), None)
@@ -88,5 +88,5 @@ class KnownFindings:
 
 
 def place_of(finding: Mapping[str, Any]) -> Place:
-    """The place of a finding, as the api and the stores have it."""
+    """The place of a finding in the form of the API and the stores."""
     return Place(*(str(finding[name]) for name in Place._fields))

@@ -1,4 +1,4 @@
-"""Markers: what happened at a moment and may explain that something changed then."""
+"""Markers: events in time that may explain a change."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from enum import StrEnum
 
 
 class MarkerKind(StrEnum):
-    """What a marker marks. The values are stored, and part of the api."""
+    """The kind of event that a marker marks. The values are stored, and part of the API."""
 
     DEPLOY = "deploy"
-    """An engine was launched that is new, or that differs in a version or a setting from the one before it."""
+    """A new engine was launched, or one that differs in a version or a setting from its predecessor."""
     RESTART = "restart"
-    """An engine was launched in the place of an equal one that had ended."""
+    """An engine was launched to replace an equal one that had ended."""
     DEATH = "death"
     CONTACT_LOST = "contact lost"
     END = "end"
     """An engine ended well, or was replaced."""
     RESET = "reset"
-    """A cache was asked to forget what it holds: vLLM's own, or the connector's."""
+    """vLLM's own cache, or the connector's, was asked to drop all that it holds."""
     DROP = "drop"
     """A recorder has dropped events."""
 
@@ -32,12 +32,12 @@ class Marker:
     """A moment at which something happened.
 
     Attributes:
-        id: what is the same if it is recorded again.
+        id: an identifier that stays the same if the marker is recorded again.
         kind: what happened.
         at_ns: when, Unix nanoseconds.
-        engine: vLLM's engine id; empty for what concerns no single engine.
+        engine: vLLM's engine id; empty if the marker concerns no single engine.
         text: a sentence about it, without the engine's name.
-        count: how many of this kind it stands for, where several that are close to each other were joined.
+        count: the number of joined markers of this kind that were close to each other.
     """
 
     id: str

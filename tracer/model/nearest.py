@@ -1,4 +1,4 @@
-"""The names that somebody may have meant who wrote one that does not exist."""
+"""Suggestions for a misspelled name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 MOST = 3
-"""Names that are offered."""
+"""Maximum number of suggested names."""
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The words for how a request ended and for what a finding did; `liveness/request_outcome.py` decides which of them holds."""
+"""The words for the outcome of a request and for the impact of a finding; `liveness/request_outcome.py` chooses them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEANING = {
     Outcome.LOST_CONTACT: "It was open when contact with its engine was lost; its outcome is not known.",
     Outcome.RUNNING: "It has not ended.",
 }
-"""What each outcome means."""
+"""The meaning of each outcome."""
 
 
 class Impact(StrEnum):
@@ -33,7 +33,7 @@ class Impact(StrEnum):
     HEALED = "healed"
     NO_HARM = "no harm seen"
     NOT_KNOWN = "harm not known"
-    """Its request went on, maybe with KV that is not its own: only bytes would show it."""
+    """Its request continued, possibly with another request's KV: only the bytes would show it."""
     FAILED = "request failed"
     DIED = "engine died"
     LOST = "request lost"

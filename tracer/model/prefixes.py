@@ -1,15 +1,15 @@
-"""Prefixes of prompts, and what they are named by: the hash of a block, which stands for the whole prompt up to its end."""
+"""Prefixes of prompts. A prefix is named by the hash of its last block, which stands for the whole prompt up to its end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 PREFIX_TOKENS = 64
-"""The beginning of a prompt by which requests are grouped, in tokens: past what a chat template puts before every prompt, and
-before what most system prompts end with. It is the same for every request, engine and sidecar: what requests happen to share
-with those before them would depend on their order, and would be longer with each turn of a conversation."""
+"""Length in tokens of the prefix by which requests are grouped: longer than the beginning that a chat template adds to every
+prompt, and shorter than most system prompts. The length is the same for every request, engine and sidecar. A prefix shared
+with earlier requests would depend on their order, and would grow with each turn of a conversation."""
 PREFIX_BYTES = 8
-"""Of the hash of a block: enough to tell prefixes apart."""
+"""Bytes of a block's hash in a prefix's name: enough to distinguish prefixes."""
 
 
 def name_of(block_hash: bytes) -> str:
@@ -18,12 +18,12 @@ def name_of(block_hash: bytes) -> str:
 
 
 def prefix_of(chain: Sequence[bytes], block_size: int) -> str:
-    """The prefix of a prompt by the hashes of its full blocks: that of the last block within the first `PREFIX_TOKENS`
-    tokens, or of the first block, if blocks are longer. Empty where the prompt has no full block."""
+    """The name of a prompt's prefix, from the hashes of its full blocks. The prefix ends with the last block within the first
+    `PREFIX_TOKENS` tokens, or with the first block if blocks are longer. Empty if the prompt has no full block."""
     within = chain[: blocks_of_prefix(block_size)]
     return name_of(within[-1]) if within else ""
 
 
 def blocks_of_prefix(block_size: int) -> int:
-    """How many full blocks decide about the prefix; 0 where their size is not known."""
+    """The number of full blocks in a prefix; 0 if the size of a block is unknown."""
     return max(1, PREFIX_TOKENS // block_size) if block_size else 0

@@ -1,6 +1,6 @@
-"""Whether another size of a connector's store would have given much more than the store gave, by its miss-ratio curve.
+"""Finds a size of a connector's store that would have given many more hits, from its miss-ratio curve.
 
-Sums and curves are those of `/api/efficiency`, as mappings.
+Sums and curves have the form of `/api/efficiency`, as mappings.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MUCH = 0.1
-"""A share that another size would have given, and that the store did not, from which on it is worth a sentence."""
+"""The least gain in share of hits from another size that is reported."""
 NEARLY = 0.95
-"""The size that is named gives this share of what any size could: the last percents need most of the memory."""
+"""The named size gives this share of the hits that any size could give: the last percents need most of the memory."""
 
 
 def given(sums: Mapping[str, Any]) -> float | None:

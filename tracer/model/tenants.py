@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 
 PLAIN = "plain"
-"""The tenant of requests without adapter and salt."""
+"""The tenant of requests with neither adapter nor salt."""
 OTHER = "other"
-"""The tenant of the requests of those beyond the ones that are distinguished."""
+"""The tenant of all requests beyond the maximum number of distinguished tenants."""
 DIGEST_BYTES = 8
 
 
 def digest_of(adapter: str, salt: str) -> str:
-    """The digest of what a request's KV depends on besides its tokens, as vLLM's own block hashes have it."""
+    """The digest of all that a request's KV depends on besides its tokens, the same as in vLLM's own block hashes."""
     if not adapter and not salt:
         return PLAIN
     return hashlib.blake2b(f"{adapter}\0{salt}".encode(errors="replace"), digest_size=DIGEST_BYTES).hexdigest()

@@ -14,7 +14,7 @@ from kvtrail.tracer.events.semconv import CUT_OFF, NO_END_RECORD, Kind
 from kvtrail.tracer.model.findings import Unknown
 
 MAX_RUNS = 4
-"""Runs of block ids, or keys, that are named; the rest are counted."""
+"""Maximum number of runs of block ids, or of keys, that are named; the rest are counted."""
 NOTHING = "–"  # noqa: RUF001 - an en dash, as tables have it for "no value"
 
 
@@ -36,12 +36,12 @@ _OF_ONE = {"": "", " were": " was", " are": " is", " have": " has"}
 
 
 def singular(text: str) -> str:
-    """A sentence that was made of a template for several, where there is one: 1 tokens were, 1 token was."""
+    """A sentence from a plural template with its counts of 1 made singular: "1 tokens were" becomes "1 token was"."""
     return _ONE.sub(lambda found: f"1 {found[1]}{_OF_ONE[found[2] or '']}", text)
 
 
 def significant(number: float, digits: int = 3) -> str:
-    """A number with `digits` significant digits, and never in the notation of a machine: 2.31, 1,240, 0.00012."""
+    """A number with `digits` significant digits, never in exponent notation: 2.31, 1,240, 0.00012."""
     if not number:
         return "0"
     after = max(0, digits - 1 - floor(log10(abs(number))))
@@ -50,7 +50,7 @@ def significant(number: float, digits: int = 3) -> str:
 
 
 def percent(share: float) -> str:
-    """A share without digits after the point: 38 %."""
+    """A share as a whole number of percent: 38 %."""
     return f"{share * 100:.0f} %"
 
 
@@ -78,17 +78,17 @@ def duration(ns: int) -> str:
 
 
 def ending(number: int) -> str:
-    """How often: once, twice, 13 times."""
+    """A number of times: once, twice, 13 times."""
     return {1: "once", 2: "twice"}.get(number, f"{count(number)} times")
 
 
 def waiting(waited_ns: int, loads: int) -> str:
-    """How long a request waited for KV: 12 ms in 2 loads."""
+    """The time for which a request waited for KV: 12 ms in 2 loads."""
     return f"{duration(waited_ns) if waited_ns else '0 s'} in {some(loads, 'load')}"
 
 
 def value(of: object) -> str:
-    """Any value of an event or an account: a count, yes or no, a list's first members, numbers by rank, or text as it is."""
+    """Any value of an event or an account: a count, yes or no, a list's first members, numbers by rank, or unchanged text."""
     match of:
         case None:
             return NOTHING
@@ -107,7 +107,7 @@ def value(of: object) -> str:
 
 
 def healed(healed: int, *, count: int) -> str:
-    """Whether the guard repaired what was found `count` times before it did harm."""
+    """The words for the number of occurrences, out of `count`, that the guard repaired before they did harm."""
     if healed == 0:
         return "not healed"
     if healed >= count:
@@ -116,12 +116,12 @@ def healed(healed: int, *, count: int) -> str:
 
 
 def run(epoch: int) -> str:
-    """An epoch for people, the number of a request's preemptions so far: first run, after preemption 2."""
+    """The label of an epoch, the number of a request's preemptions so far: first run, after preemption 2."""
     return "first run" if not epoch else f"after preemption {count(epoch)}"
 
 
 def without_epochs(sentence: str) -> str:
-    """A finding's sentence in which each epoch says when in the request's life that was; it needs no glossary."""
+    """A finding's sentence with each epoch replaced by its time in words, so that readers need no glossary."""
     return _EPOCH.sub(lambda found: _when(int(found[1])), sentence)
 
 
@@ -144,8 +144,8 @@ def exception(error: str) -> str:
 
 
 def ended(ended_by: str | None, at: str = "", *, whole: bool = False) -> str:
-    """How an engine died, in the words of every page and report: was killed at 12:00:01; died at 12:00:01 of KeyError. With
-    the `whole` text of the exception, or its class alone."""
+    """The words for an engine's death on every page and in every report: was killed at 12:00:01; died at 12:00:01 of
+    KeyError. With `whole`, the exception's full text is named, else only its class."""
     when = f" at {at}" if at else ""
     if ended_by == NO_END_RECORD:
         return f"was killed{when}"
@@ -154,7 +154,7 @@ def ended(ended_by: str | None, at: str = "", *, whole: bool = False) -> str:
 
 
 def with_open(requests: int) -> str:
-    """How many requests were open as an engine ended: those that were lost with it, and the one that raised."""
+    """The words for the number of requests that were open when an engine ended, the request that raised included."""
     return f"with {some(requests, 'open request')}" if requests else "with no open request"
 
 
@@ -181,7 +181,7 @@ ADVICE = {
     " caches that send to one sidecar judge it together.",
     Unknown.RULE: "The runbook KvtrailInternalErrors says where the traceback is.",
 }
-"""What to do about an undecided judgement."""
+"""The remedy for each reason of an undecided judgement."""
 
 
 def blocks(ids: Iterable[int]) -> str:
@@ -375,7 +375,7 @@ _WRONG = {
     "rot": "changed though nothing wrote to it",
     "early": "read before the load had ended",
 }
-"""What is wrong with blocks, after their number."""
+"""The words that follow the number of wrong blocks, by what is wrong with them."""
 
 
 def _extent(numbers: Mapping[str, Any]) -> str:

@@ -1,5 +1,5 @@
-"""The rules: a module with the code of an invariant, and a Markdown page beside it with its words.
+"""The rules: each has a module with the code of its invariant, and a Markdown page beside it with its texts.
 
-In: events, and the ledger as it was before them. Out: judgements. Pure: no I/O but the pages, no clock. To add a rule, see
-CONTRIBUTING.md.
+In: events, and the ledger's state before each event. Out: judgements. Pure: no clock, and no I/O except reading the pages. To
+add a rule, see CONTRIBUTING.md.
 """

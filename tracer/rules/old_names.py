@@ -1,4 +1,4 @@
-"""The names that rules had before: stores, settings and commands that use them mean the rule of today."""
+"""Former names of rules. In stores, settings and commands, they stand for the current rule."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ OLD_NAMES = {
 
 
 def current(rule: str) -> str:
-    """The name of a rule today; the same if it never had another."""
+    """The current name of a rule; unchanged if it was never renamed."""
     return OLD_NAMES.get(rule, rule)

@@ -1,8 +1,8 @@
-"""The page of a rule: its words, in a Markdown file beside its code.
+"""The page of a rule: its texts, in a Markdown file beside its code.
 
-The front matter is YAML and has the fields of `Page`. The text below it defines the invariant, and `## Runbook` begins what
-an operator does about a finding. Documentation, dashboard, api and findings show these words, which are read when first
-needed.
+The front matter is YAML and has the fields of `Page`. The text below it defines the invariant, and the section `## Runbook`
+tells an operator what to do about a finding. Documentation, dashboard, API and findings show these texts. A page is read when
+it is first needed.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ _RUNBOOK = "\n## Runbook\n"
 
 
 KnownBy = Literal["a wrong count", "wrong bytes", "an exception", "a deadline"]
-"""How a rule detects a fault: a number, a key or an order of events contradicts another one; a block holds other bytes than
-were computed, known when it is checked; a call raised; something that could have happened did not, for a long time."""
+"""How a rule detects a fault: a number, a key or an order of events contradicts another one; a check finds other bytes in a
+block than were computed; a call raised; something that could have happened did not happen for a long time."""
 Groups = Literal[
     "independent of them", "judged for each of them", "judged for the first group of full attention", "not judged"
 ]
-"""What a rule says of a model with several KV cache groups. It is independent of them if it judges calls and counts of
-tokens, which are the same for all groups; the first group of full attention has blocks that hold all tokens."""
+"""What a rule judges in a model with several KV cache groups. A rule is independent of the groups if it judges calls and
+counts of tokens, which are the same for all groups. The blocks of the first group of full attention hold all tokens."""
 
 
 class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The words of a rule.
+    """The texts of a rule.
 
     Attributes:
-        title: what has gone wrong, as the heading of a finding.
-        severities: those that its findings may have, worst first.
-        hint: the usual cause of a finding, its remedy, and what keeps a production engine right until then.
+        title: the fault, as the heading of a finding.
+        severities: the severities that its findings may have, worst first.
+        hint: the usual cause of a finding, its remedy, and a workaround for a production engine until then.
         known_by: how it detects a fault.
-        groups: what it says of a model with several KV cache groups.
-        level: the least level of recording at which it finds its drift.
+        groups: what it judges in a model with several KV cache groups.
+        level: the lowest level of recording at which it finds its drift.
         explanation: a format string: `{0}` is the first witness (see `Witness.__format__`), `{last}` the last one, `{name}`
             one of the finding's numbers.
-        explanations: several of them, by name. If the rule judges in several places, names begin with the finding's number
-            `where`. The first that has all it names is used, so those that need more come first. One with the name of a
-            number (behind the place) also needs that this is neither absent nor false.
-        further: sentences to be added, each if the finding has all numbers that it names.
-        invariant: the invariant as a formula, its source, and what it needs, in Markdown.
-        runbook: what a finding means, what to look at, its usual causes, and what to do, in Markdown.
+        explanations: several explanations, by name. If the rule judges in several places, names begin with the finding's
+            number `where`. The first explanation for which the finding has all numbers is used, so those that need more
+            numbers come first. If the rest of the name is a number of the finding, this must be neither absent nor false.
+        further: additional sentences, each used if the finding has all numbers that it names.
+        invariant: the invariant as a formula, its source, and the events that it needs, in Markdown.
+        runbook: the meaning of a finding, where to look, its usual causes, and the remedy, in Markdown.
     """
 
     title: str
@@ -64,11 +64,11 @@ class Page(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def severity(self) -> Severity:
-        """The worst that a finding can do."""
+        """The worst severity of a finding."""
         return self.severities[0]
 
     def texts(self, where: str | None) -> dict[str, str]:
-        """The explanations for a finding at this place, by what is behind the place in their names."""
+        """The explanations for a finding at this place, by the part of their names after the place."""
         if where is None:
             return self.explanations or {"": self.explanation}
         places = {name: name.partition(", ") for name in self.explanations}

@@ -1,7 +1,7 @@
-"""What a rule is: the base classes, by what they judge.
+"""The base classes of rules.
 
-The base class says by what a rule judges: a request's account (`RequestRule`), the state of an engine (`EngineRule`), both
-engines of a hand-off (`PairRule`), or what has not happened in time (`DeadlineRule`).
+A rule's base class determines its input: a request's account (`RequestRule`), the state of an engine (`EngineRule`), both
+engines of a hand-off (`PairRule`), or the time that something has been pending (`DeadlineRule`).
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ from kvtrail.tracer.rules import pages
 from kvtrail.tracer.rules.pages import Page
 
 E = TypeVar("E", bound=Event, contravariant=True)
-"""The events that a rule judges: those of its kinds."""
+"""The types of the events that a rule judges."""
 
 
 class Rule(ABC):
     """An invariant, and the explanation of its violation.
 
-    The events that it judges are its type parameter: `RequestRule[Alloc]` judges allocations, `EngineRule[Lookup | Evict]`
-    two kinds of events. A rule that has to be judged by two things has two classes in its module, with the same id.
+    Its type parameter is the type of the events that it judges: `RequestRule[Alloc]` judges allocations,
+    `EngineRule[Lookup | Evict]` judges two kinds of events. A rule with two different inputs has two classes in its module,
+    with the same id.
     """
 
     id: ClassVar[str]
-    """The name of its module, which is that of its page, with hyphens."""
+    """The name of its module and page, with hyphens."""
     needs_history: ClassVar[bool] = True
-    """Whether each of its judgements is `unknown` where the request's history is incomplete, or where the engine as a
-    whole is recorded incompletely. If False, the rule decides this itself."""
+    """Whether each of its judgements is `unknown` if the history of the request, or of the engine as a whole, is incomplete.
+    If False, the rule decides this itself."""
     yields_to_other_rules: ClassVar[bool] = False
-    """Whether it is silent about a request in which another rule has found something, which explains it better."""
+    """Whether it reports nothing about a request with a finding of another rule, which explains the fault better."""
     kinds: ClassVar[frozenset[Kind]] = frozenset()
     """The kinds of the events that it judges; derived from its type parameter."""
     only_with: ClassVar[str] = ""
-    """A field of its events: it is not asked about those that have None there."""
+    """A field of its events. The rule is not asked about events in which this field is None."""
     State: ClassVar[type[Any] | None] = None
-    """What it alone remembers, and how that follows events: see `ledger/rule_states.py`."""
+    """The class of the rule's own state, which is updated by events: see `ledger/rule_states.py`."""
     shares_state: ClassVar[bool] = False
-    """Whether all engines have one such state together."""
+    """Whether all engines share one such state."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -60,7 +61,7 @@ class Rule(ABC):
 
     @cached_property
     def page(self) -> Page:
-        """Its words."""
+        """The rule's page."""
         return pages.page(self.id)
 
     def finding(self, drift: Drift) -> Finding:
@@ -102,7 +103,7 @@ class Rule(ABC):
 
 
 class _Sentences(Formatter):
-    """Formats explanations. Of a list, the first six items are named."""
+    """Formats explanations. Only the first six items of a list are named."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if isinstance(value, Mapping):
@@ -114,7 +115,7 @@ class _Sentences(Formatter):
 
 
 MOST_NAMED = 6
-"""Items of a list that an explanation names."""
+"""Maximum number of items of a list that an explanation names."""
 _SENTENCES = _Sentences()
 
 
@@ -131,7 +132,7 @@ class RequestRule(Rule, Generic[E]):
 
     @abstractmethod
     def judge(self, event: E, account: Account) -> Judgement:
-        """Judge one event; `account` is the request's as it was before the event.
+        """Judge one event; `account` is the request's account before the event.
 
         Returns `OK`, a `Drift`, the reason as an `Unknown` if the recorded events cannot decide it, or None if the
         rule does not apply to the event.
@@ -144,12 +145,12 @@ class EngineRule(Rule, Generic[E]):
 
     @abstractmethod
     def judge(self, event: E, engine: Engine) -> Judgement:
-        """Judge one event, as `RequestRule.judge` does; `engine` is as it was before the event. It holds what is known:
-        where a fact is absent since events are missing, the answer is `engine.missing`."""
+        """Judge one event, as `RequestRule.judge` does; `engine` is the engine's state before the event. It holds only known
+        facts. If a fact is absent because events are missing, return `engine.missing`."""
 
 
 class PairRule(EngineRule[E]):
-    """Judges by what both engines of a hand-off report, in the order in which the sidecar hears of it (`engine.handoffs`)."""
+    """Judges by the reports of both engines of a hand-off, in the order of arrival at the sidecar (`engine.handoffs`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +158,12 @@ class Pending:
     """Something that a request waits for, by a rule with a deadline.
 
     Attributes:
-        since: the event since which it waits, of the scheduler's side.
-        drift: what it is if it waits too long; `waited_s` and `counted_s` are added to its numbers.
-        within_s: how much counted time it may take, in seconds.
+        since: the scheduler-side event since which it waits.
+        drift: the drift if it waits too long; `waited_s` and `counted_s` are added to its numbers.
+        within_s: the maximum counted time, in seconds.
         counted: which part of the recorder's time counts.
-        after_earlier_transfers: whether it counts only since the connector has ended what it had begun before.
-        min_active_s: counted time at least, in seconds, whatever part of the time counts.
+        after_earlier_transfers: whether time counts only once the connector has ended all transfers that it began before.
+        min_active_s: the minimum counted time, in seconds, whatever part of the time counts.
     """
 
     since: Event
@@ -174,15 +175,15 @@ class Pending:
 
 
 class DeadlineRule(Rule):
-    """Judges what has not happened though it could have. The detector asks it about the requests that wait: at their
-    recorder's heartbeats, and when their next event comes.
+    """Judges requests for which something has not happened though it could have. The detector asks it about waiting requests
+    at their recorder's heartbeats, and when their next event arrives.
 
-    Its time is that of `DeadlineClocks`: it counts only while the scheduler, or another engine, could do what the request
-    waits for. The findings' numbers have `waited_s`, all the time that has passed, and `counted_s`, that part of it.
+    `DeadlineClocks` measures the time: it counts only while the scheduler, or another engine, could do what the request waits
+    for. In a finding's numbers, `waited_s` is the whole time, and `counted_s` is the counted part.
     """
 
     after_s: ClassVar[float]
-    """How much counted time a request may wait at least, in seconds; connectors may declare that they wait for longer."""
+    """The counted time that a request may wait, in seconds. Connectors may declare a longer time."""
 
     @abstractmethod
     def pending(self, account: Account, engine: Engine) -> Pending | None:

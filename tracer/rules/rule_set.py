@@ -1,4 +1,4 @@
-"""All rules, and the set of those that judge a history: by kind of event, with how often each gave which verdict."""
+"""All rules, and the set of rules that judge a history, by kind of event, with the number of each rule's verdicts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _blind(judge: Judge) -> Judge:
 
 @dataclass(slots=True)
 class Tally:
-    """A rule, and how often it gave each verdict."""
+    """A rule, and the number of times that it gave each verdict."""
 
     rule: Rule
     ok: int = 0
@@ -39,17 +39,17 @@ class Tally:
 
 
 Judges = dict[Kind, list[tuple[Tally, Judge]]]
-"""By kind of event: the rules' judges, with their tallies."""
+"""The rules' judges with their tallies, by kind of event."""
 
 
 class RuleSet:
-    """The rules that judge, by kind of event, and how often each gave which verdict.
+    """The rules that judge a history, by kind of event, and the number of each rule's verdicts.
 
     Attributes:
         for_requests: the judges for an account with missing events, and for any other.
         for_engines: the judges for an engine with requests that are not recorded, and for any other.
-        for_pairs: the same, of the rules that judge both engines of a hand-off.
-        deadlines: the rules that judge what has not happened.
+        for_pairs: the same, for the rules that judge both engines of a hand-off.
+        deadlines: the rules with a deadline.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
@@ -73,7 +73,7 @@ class RuleSet:
                     partial.setdefault(kind, []).append((tally, judge))
 
     def request_over(self, declared: str) -> None:
-        """A request has ended in an engine that declares this as unsupported: rules that need it are `unknown`."""
+        """Count `unknown` for the rules that need what the engine of an ended request declares as unsupported."""
         missing = kinds_missing(declared)
         lacking = {tally.rule.id: tally for tally in self._tallies if not missing.isdisjoint(tally.rule.kinds)}
         for tally in lacking.values():
@@ -81,7 +81,7 @@ class RuleSet:
 
     @property
     def verdicts(self) -> Counter[tuple[str, Verdict]]:
-        """How often each rule, by its id, gave each verdict; verdicts that were never given are left out."""
+        """The number of times that each rule, by its id, gave each verdict; verdicts that were never given are left out."""
         counted: Counter[tuple[str, Verdict]] = Counter()
         for tally in self._tallies:
             counted[tally.rule.id, Verdict.OK] += tally.ok
@@ -91,7 +91,7 @@ class RuleSet:
 
     @property
     def unknown(self) -> Counter[tuple[str, Unknown]]:
-        """How often each rule, by its id, could not decide, by the reason."""
+        """The number of times that each rule, by its id, could not decide, by reason."""
         counted: Counter[tuple[str, Unknown]] = Counter()
         for tally in self._tallies:
             counted.update({(tally.rule.id, why): count for why, count in tally.unknown.items()})

@@ -1,1 +1,1 @@
-"""What the offload did with tokens, lookups, bytes and time, summed up from facts. Pure: no I/O, no clock."""
+"""Sums of tokens, lookups, bytes and time that the offload handled, computed from facts. Pure: no I/O, no clock."""

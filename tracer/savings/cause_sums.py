@@ -1,4 +1,4 @@
-"""Sums of the tokens of prompts by their cause: what an admission adds to its cell, and what such sums mean."""
+"""Sums of prompt tokens by cause: the measures that an admission adds, and how to read their sums."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from kvtrail.tracer.model.causes import Cause
 from kvtrail.tracer.model.tenants import OTHER, PLAIN
 
 CAUSE = "cause:"
-"""Prefix of a measure of tokens: the cause follows, and its tier or, of an unknown one, what would tell it."""
+"""Prefix of a measure of tokens. The cause follows, then its tier or, if unknown, the information that would show it."""
 AGE, AGED = "cause-age:", "cause-aged:"
-"""Prefixes of what was lost: milliseconds from its loss to the admission, summed over its tokens; and these tokens."""
+"""Prefixes of two measures of lost tokens: milliseconds from loss to admission, summed over the tokens, and their number."""
 UNSTORED = "cause-unstored:"
-"""Prefix of a measure of tokens that vLLM's cache had lost and the connector's store never had: the cause follows, and why
-the store never had them."""
+"""Prefix of a measure of tokens that vLLM's cache had lost and the connector's store never had. The cause follows, then the
+reason why the store never had them."""
 TENANT = "tenant:"
-"""Prefix of a measure of tokens: a tenant follows, and the cause."""
+"""Prefix of a measure of tokens. A tenant follows, then the cause."""
 GROUP = "cause-group:"
-"""Prefix of a measure of tokens: the number and the kind of the KV cache group that lacked its part follow, and the cause."""
+"""Prefix of a measure of tokens. The number and kind of the KV cache group that lacked its part follow, then the cause."""
 MAX_TENANTS = 32
-"""Tenants that are distinguished."""
+"""Maximum number of distinguished tenants."""
 _AGING = (Cause.EVICTED, Cause.RESET)
 
 
@@ -33,7 +33,7 @@ def tenant_of(identity: str | None) -> str:
 
 @dataclass(slots=True)
 class Tenants:
-    """The tenants that are distinguished: requests with the same cache salt and adapter are one's."""
+    """The distinguished tenants. Requests with the same cache salt and adapter belong to one tenant."""
 
     _known: set[str] = field(default_factory=set)
 
@@ -49,8 +49,8 @@ class Tenants:
 
 
 def measures_of(breakdown: Breakdown, tier_of: Callable[[str], str], *, tenant: str = PLAIN) -> dict[str, int]:
-    """What an admission adds; `tier_of` gives the name by which a tier is counted. What belongs to no other tenant is
-    `plain`, and needs no sum of its own."""
+    """The measures that an admission adds; `tier_of` gives the name under which a tier is counted. Tokens of no other tenant
+    are `plain`, and need no sum of their own."""
     measures: dict[str, int] = {}
 
     def add(measure: str, count: int) -> None:
@@ -74,18 +74,18 @@ def measures_of(breakdown: Breakdown, tier_of: Callable[[str], str], *, tenant: 
 
 
 def causes_of(measures: Mapping[str, int]) -> dict[str, int]:
-    """Tokens by cause and tier, `evicted:host`; of those that are unknown by what would tell their cause, `unknown:lost`."""
+    """Tokens by cause and tier, as in `evicted:host`; unknown ones by the missing information, as in `unknown:lost`."""
     return {name.removeprefix(CAUSE): tokens for name, tokens in sorted(measures.items()) if name.startswith(CAUSE)}
 
 
 def tenants_of(measures: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Tokens by tenant and cause; empty where there is only one tenant, the plain one."""
+    """Tokens by tenant and cause; empty if there is only the plain tenant."""
     tenants = with_plain(measures)
     return {} if tenants.keys() <= {PLAIN} else tenants
 
 
 def with_plain(measures: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Tokens by tenant and cause, also where all are of the plain one."""
+    """Tokens by tenant and cause, even if there is only the plain tenant."""
     tenants: dict[str, Counter[str]] = {}
     plain: Counter[str] = Counter()
     for name, tokens in measures.items():
@@ -101,8 +101,8 @@ def with_plain(measures: Mapping[str, int]) -> dict[str, dict[str, int]]:
 
 
 def lacking_of(measures: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Tokens by the KV cache group that lacked its part of them, `1:sliding_window`, and by cause; empty where no model has
-    several groups."""
+    """Tokens by the KV cache group that lacked its part of them, as in `1:sliding_window`, and by cause. Empty if no model
+    has several groups."""
     found: dict[str, dict[str, int]] = {}
     for name, tokens in sorted(measures.items()):
         if name.startswith(GROUP):
@@ -117,7 +117,7 @@ def unstored_of(measures: Mapping[str, int]) -> dict[str, int]:
 
 
 def ages_of(measures: Mapping[str, int]) -> dict[str, float]:
-    """How many seconds before its admission a token was lost, on average, by cause."""
+    """The mean time in seconds between the loss of a token and its admission, by cause."""
     ages: dict[str, float] = {}
     for cause in _AGING:
         age_ms, aged = (

@@ -1,8 +1,7 @@
-"""What changed between two ranges of time: how much each amount did, and which group's requests explain it.
+"""Compares two ranges of time: the change of each amount, and the groups of requests that explain it.
 
-An amount is a sum per minute of its range, so that ranges of different lengths can be compared. What a group of requests adds
-to the change of the whole is its share; the shares of one dimension's groups add up to 1. The group with the largest share is
-the one to look at first.
+An amount is a sum per minute of its range, so that ranges of different lengths can be compared. A group's share is its part
+of the change of the whole; the shares of one dimension's groups add up to 1. Look first at the group with the largest share.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Sums = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """An amount of two ranges, per minute of each.
+    """An amount in two ranges, per minute of each.
 
     Attributes:
         before, after: tokens, requests or seconds.
@@ -39,13 +38,13 @@ class GroupChange:
     """A group of requests, and its part in the change of the whole.
 
     Attributes:
-        dimension: by what requests are grouped: `engine`, `model`, `connector`, `tenant`, `prefix` (the beginning of the
-            prompt), or `cause` of computed tokens.
-        group: the engine's id, the model's name, ...; of a cause, `CAUSE:TIER`.
+        dimension: the label by which requests are grouped: `engine`, `model`, `connector`, `tenant`, `prefix` (the beginning
+            of the prompt), or `cause` of computed tokens.
+        group: the engine's id, the model's name, ...; for a cause, `CAUSE:TIER`.
         amount: its part of the whole.
-        share: its change as a share of the whole's; negative where it changed the other way.
-        of_traffic: its change, as far as it comes from more or fewer tokens asked for at the reuse that it had; None where
-            the amount is not a part of these tokens. The rest comes from a changed reuse.
+        share: its change as a share of the whole's; negative if it changed in the opposite direction.
+        of_traffic: the part of its change that comes from more or fewer tokens asked for, at its previous rate of reuse. The
+            rest comes from a changed reuse. None if the amount is not a part of the tokens asked for.
     """
 
     dimension: str
@@ -57,11 +56,11 @@ class GroupChange:
 
 @dataclass(frozen=True, slots=True)
 class MeasureChange:
-    """One measure: how it changed, and which groups explain that, those with the largest shares first.
+    """The change of one measure, and the groups that explain it, the largest shares first.
 
     Attributes:
         measure: one of `MEASURES`.
-        whole: over all requests.
+        whole: the amount over all requests.
         of_traffic: as for a group.
         groups: at most `MAX_GROUPS` of a dimension.
     """
@@ -91,11 +90,11 @@ MEASURES: Mapping[str, Callable[[Sums], float]] = {
     "preemptions": lambda sums: _of(sums, "preemptions"),
     "admissions": lambda sums: _of(sums, "admissions"),
 }
-"""What is compared, from the sums of a range: tokens, or seconds where the name says so, or counts."""
+"""The compared measures, from the sums of a range: tokens, counts, or seconds if the name says so."""
 _KNOWN_OF = {"tenant": ("computed", "asked"), "prefix": ("computed", "asked", "local", "loaded")}
-"""The measures that are known by a dimension, where these are not all."""
+"""The measures that are known by a dimension, for dimensions that do not have all measures."""
 PARTS_OF_ASKED = frozenset({"computed", "local", "loaded"})
-"""Measures that are a part of the tokens asked for, so that traffic and reuse can be distinguished."""
+"""Measures that are a part of the tokens asked for, for which traffic and reuse can be distinguished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class Side:
     Attributes:
         rows: its rows.
         minutes: its length.
-        prefixes: of the requests that began in it and have one of some prefixes, `asked`, `local` and `taken` tokens.
+        prefixes: `asked`, `local` and `taken` tokens of the requests that began in it, by prefix, for some prefixes.
     """
 
     rows: Sequence[SavingsRow]
@@ -114,7 +113,7 @@ class Side:
 
 
 def changes(before: Side, after: Side, models: Mapping[str, str]) -> list[MeasureChange]:
-    """Each measure that changed, and by whom; `models` has each engine's model."""
+    """Each changed measure, with the groups that explain it; `models` has each engine's model."""
     dimensions: dict[str, Callable[[SavingsRow], str]] = {
         "engine": lambda row: row.engine,
         "model": lambda row: models.get(row.engine, ""),
@@ -149,8 +148,8 @@ def changes(before: Side, after: Side, models: Mapping[str, str]) -> list[Measur
 
 
 def _by_tenant(earlier: Sums, later: Sums) -> tuple[Mapping[str, Sums], Mapping[str, Sums]]:
-    """The tenants of both ranges, if either has any. The plain one counts in both then: it is not new because another one
-    is."""
+    """The tenants of both ranges, if either has any. The plain tenant then counts in both ranges, since it is not new when
+    another one appears."""
     if not (tenants_of(earlier) or tenants_of(later)):
         return {}, {}
     before, after = ({name: _as_sums(causes) for name, causes in with_plain(sums).items()} for sums in (earlier, later))
@@ -158,7 +157,7 @@ def _by_tenant(earlier: Sums, later: Sums) -> tuple[Mapping[str, Sums], Mapping[
 
 
 def _by_cause(earlier: Sums, later: Sums, before: Side, after: Side, whole: Amount) -> list[GroupChange]:
-    """Computed tokens by why they were computed."""
+    """The changes of computed tokens, by cause."""
     causes = [
         {name: tokens for name, tokens in causes_of(sums).items() if name.split(":")[0] not in REUSED}
         for sums in (earlier, later)
@@ -173,7 +172,7 @@ def _by_cause(earlier: Sums, later: Sums, before: Side, after: Side, whole: Amou
 def _compared(
     measure: str, value: Callable[[Sums], float], earlier: Sums, later: Sums, before: Side, after: Side
 ) -> tuple[Amount, float | None]:
-    """The amounts of both ranges; and of their difference what traffic alone would have made of it."""
+    """The amounts of both ranges, and the part of their difference that traffic alone explains."""
     amount = Amount(value(earlier) / before.minutes, value(later) / after.minutes)
     if measure not in PARTS_OF_ASKED:
         return amount, None
@@ -185,7 +184,7 @@ def _compared(
 
 
 def ranked(groups: Iterable[GroupChange]) -> list[GroupChange]:
-    """The largest shares first. One that did not change is named as well: where it is the only one, it explains nothing."""
+    """The groups, largest shares first. Unchanged groups are included: a group that is the only one explains nothing."""
     present = (each for each in groups if each.amount.before or each.amount.after)
     return sorted(present, key=lambda each: (-abs(each.share), each.group))[:MAX_GROUPS]
 
@@ -205,6 +204,6 @@ def _total(side: Side) -> Sums:
 
 
 def _as_sums(causes: Mapping[str, int]) -> Sums:
-    """A tenant's tokens by cause, as the sums from which measures are made."""
+    """A tenant's tokens by cause, in the form of the sums from which measures are computed."""
     local, loaded = (causes.get(cause, 0) for cause in REUSED)
     return {"asked": sum(causes.values()), "local": local, "taken": loaded}

@@ -1,7 +1,7 @@
-"""What the offload did with tokens, lookups, bytes and time, summed up as facts come.
+"""Sums the tokens, lookups, bytes and time that the offload handled, as facts arrive.
 
-Pure, and bounded: the sums go into cells of a minute, an engine, a connector, an epoch and a measure. What a missing event
-leaves undecided is not counted.
+Pure, and bounded: each sum belongs to a minute, an engine, a connector, an epoch and a measure. Anything that is undecided
+because of a missing event is not counted.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from kvtrail.tracer.savings.minute_sums import MinuteSums
 from kvtrail.tracer.savings.prefill import PrefillTimer
 
 MAX_TIERS = 8
-"""Tiers distinguished for each connector; the rest are `other`."""
+"""Maximum number of distinguished tiers per connector; the rest are `other`."""
 OTHER = "other"
 """The tiers beyond `MAX_TIERS`."""
 
 
 @dataclass(slots=True)
 class SavingsCounter:
-    """Sums what the offload did.
+    """Sums the work of the offload.
 
     Attributes:
-        sums: those since the caller last cleared them.
+        sums: the sums since the caller last cleared them.
         facts: admissions, their causes, waits and preemptions since the caller last cleared them, one by one.
     """
 
     sums: MinuteSums = field(default_factory=MinuteSums)
     facts: list[Fact | Breakdown] = field(default_factory=list)
     _aggregating_connectors: dict[str, str] = field(default_factory=dict)
-    """By recorder, the connector that answers for all others. What its children report of a request is not counted again."""
+    """By recorder, the connector that answers for all others. The reports of its children are not counted again."""
     _tenants: Tenants = field(default_factory=Tenants)
     _tiers: dict[str, set[str]] = field(default_factory=dict)
     _prefill_timer: PrefillTimer = field(default_factory=PrefillTimer)
@@ -66,13 +66,13 @@ class SavingsCounter:
         self.sums.add(event, measures_of(breakdown, tier_of, tenant=self._tenants.of(breakdown.identity)))
 
     def forget(self, recorders: Iterable[str]) -> None:
-        """Drop what is held of recorders that have ended."""
+        """Drop the state of recorders that have ended."""
         for recorder in recorders:
             self._aggregating_connectors.pop(recorder, None)
             self._prefill_timer.forget(recorder)
 
     def recall(self, fact: Fact, account: Account) -> None:
-        """Enter a fact that was counted before: later ones may need it."""
+        """Enter a fact that was counted before, because later facts may need it."""
         sums, facts = self.sums, self.facts
         self.sums, self.facts = MinuteSums(), []
         try:
@@ -81,7 +81,7 @@ class SavingsCounter:
             self.sums, self.facts = sums, facts
 
     def _is_repeated(self, event: Event) -> bool:
-        """Whether the event repeats what a connector reports that answers for this one."""
+        """Whether a connector that answers for this one reports the same event."""
         return self._aggregating_connectors.get(event.recorder, event.connector_id) != event.connector_id
 
     def _own(self, offers: Sequence[Offer]) -> Sequence[Offer]:
@@ -151,7 +151,7 @@ class SavingsCounter:
             self.sums.add(alloc, measures)
 
     def _enter_preempted(self, fact: Preempted, _: Account) -> None:
-        # The report that counts is that of the connector that answers for all, or else the first.
+        # Count the report of the connector that answers for all, or else the first report.
         answers_for_all = fact.event.recorder in self._aggregating_connectors
         if self._is_repeated(fact.event) if answers_for_all else fact.is_repeated:
             return

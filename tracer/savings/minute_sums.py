@@ -1,4 +1,4 @@
-"""Sums by the minute, and by what they belong to: what the counter adds to, and what a store keeps."""
+"""Sums by minute, engine, connector, epoch and measure. The counter adds to them, and a store keeps them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAST_EPOCH = 3
 
 
 class SumKey(NamedTuple):
-    """What a number is added to: the minute as Unix seconds, and what it belongs to."""
+    """The key of a sum: the minute in Unix seconds, and the engine, connector, epoch and measure."""
 
     at_s: int
     engine: str
@@ -33,7 +33,7 @@ class SavingsRow:
 
     Attributes:
         at_s: where the interval begins, Unix seconds.
-        engine, connector, epoch: what they belong to; the last epoch includes all later ones.
+        engine, connector, epoch: the labels of the sums; the last epoch includes all later ones.
         measures: the sum of each measure; one that is absent is 0.
     """
 
@@ -45,8 +45,8 @@ class SavingsRow:
 
 
 class MinuteSums(Mapping[SumKey, int]):
-    """Sums by the minute, the engine, the connector, the epoch and the measure. Those of one row lie together, since an event
-    adds to several of them."""
+    """Sums by minute, engine, connector, epoch and measure. The sums of one row are stored together, since an event adds to
+    several of them."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, str, str, int], dict[str, int]] = {}
@@ -54,7 +54,7 @@ class MinuteSums(Mapping[SumKey, int]):
     def add(
         self, event: Event, measures: Mapping[str, int], *, epoch: int | None = None, stretch_s: int = MINUTE_S
     ) -> None:
-        """Add to the sums of an event's minute, or of a longer stretch, and, if no other is given, of its epoch."""
+        """Add to the sums of an event's minute, or of a longer interval, and of its epoch unless another one is given."""
         if epoch is None:
             epoch = event.epoch if event.epoch < LAST_EPOCH else LAST_EPOCH
         where = (event.end_ns // (stretch_s * 10**9) * stretch_s, event.engine, event.connector, epoch)
@@ -66,7 +66,7 @@ class MinuteSums(Mapping[SumKey, int]):
                 held[measure] = held.get(measure, 0) + value
 
     def clear(self) -> None:
-        """Begin again."""
+        """Drop all sums."""
         self._held.clear()
 
     def rows(self) -> list[SavingsRow]:
@@ -87,7 +87,7 @@ class MinuteSums(Mapping[SumKey, int]):
 
 
 def by_step(sums: Iterable[tuple[SumKey, int]]) -> Counter[tuple[int | str, ...]]:
-    """The sums of minutes, and of their hours: a range of a week reads hours. A key is the step's seconds, and a `SumKey`."""
+    """The sums of minutes and of hours; a range of a week reads hours. A key is the interval in seconds, and a `SumKey`."""
     by_step: Counter[tuple[int | str, ...]] = Counter()
     for key, value in sums:
         for step_s in (MINUTE_S, HOUR_S):
@@ -96,5 +96,5 @@ def by_step(sums: Iterable[tuple[SumKey, int]]) -> Counter[tuple[int | str, ...]
 
 
 def interval_s(since_ns: int, until_ns: int) -> int:
-    """Seconds of the intervals into which a range of time is split: hours if it is longer than six, else minutes."""
+    """The length in seconds of the intervals that divide a range of time: hours for more than six hours, else minutes."""
     return MINUTE_S if until_ns - since_ns <= BY_MINUTE_UP_TO_NS else HOUR_S

@@ -1,4 +1,4 @@
-"""How fast an engine prefills, measured from its own steps."""
+"""An engine's prefill rate, measured from its own steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kvtrail.tracer.events.events import Schedule
 
 PREFILL_SHARE = 0.9
-"""A step measures the prefill rate if this share of its tokens is prefill: otherwise decodes would add to its time."""
+"""Minimum share of prefill tokens in a step that measures the prefill rate. Decodes would add to its time."""
 
 
 @dataclass(slots=True)
@@ -22,19 +22,19 @@ class _EngineStep:
 
 @dataclass(slots=True)
 class PrefillTimer:
-    """Measures how fast engines prefill, from their own steps.
+    """Measures the prefill rate of engines from their own steps.
 
-    A step lasts until the next step in which one of its requests goes on exactly where it stopped: then the engine did not
+    A step lasts until the next step in which one of its requests continues exactly where it stopped. Then the engine was not
     idle in between, and no step between them was lost. This needs level `detailed`, which records the step after a prefill;
-    at level `basic` nothing is measured and nothing is guessed.
+    at level `basic` nothing is measured.
     """
 
     _now: dict[tuple[str, str], tuple[_EngineStep | None, _EngineStep]] = field(default_factory=dict)
     """By recorder and connector: the step before the current one, and the current one."""
 
     def enter(self, event: Schedule, total: int) -> Mapping[str, int]:
-        """Enter one request's part of a step; returns the prefill tokens and the duration of the step before it, once that
-        is known and the step was nearly all prefill. `total` are the request's tokens when it was admitted."""
+        """Enter one request's part of a step. Returns the prefill tokens and the duration of the previous step, once it is
+        known, if that step was nearly all prefill. `total` is the number of the request's tokens at its admission."""
         key = (event.recorder, event.connector_id)
         before, now = self._now.get(key) or (None, _EngineStep(event.start_ns))
         if event.start_ns > now.at_ns:

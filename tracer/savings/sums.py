@@ -1,4 +1,4 @@
-"""What sums mean: hit rates, tokens and time saved, over any rows."""
+"""Derives hit rates, and tokens and time saved, from the sums of any rows."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ HANDED = f"{CAUSE}{Cause.LOADED}:{PEER}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:
-    """What the offload did, over some rows. Counts are tokens unless their name says otherwise; None means unknown.
+    """The results of the offload over some rows. Counts are tokens unless their name says otherwise; None means unknown.
 
     Attributes:
-        admissions: how often a request was given blocks, counted again after a preemption.
-        asked: tokens of the requests at these moments.
-        local: of those, tokens in vLLM's own prefix cache.
-        taken: of those, tokens that the connector was to load.
-        causes: tokens of admissions by why they were reused or computed, and by tier: `evicted:host`, `new:`.
-        causes_age_s: how many seconds before, on average, what had been lost was lost, by cause.
-        unstored: of the tokens that vLLM's cache had lost, those that the connector's store never had, by cause and why
+        admissions: the number of times that a request was given blocks, including after a preemption.
+        asked: tokens of the requests at their admissions.
+        local: the part of `asked` in vLLM's own prefix cache.
+        taken: the part of `asked` that the connector was to load.
+        causes: tokens of admissions by the cause of their reuse or computation, and by tier: `evicted:host`, `new:`.
+        causes_age_s: mean seconds between the loss of a token and its admission, by cause.
+        unstored: tokens that vLLM's cache had lost and the connector's store never had, by cause and reason
             (`evicted:full`): there was no room (`full`), the transfer failed (`failed`), they were no full chunk (`partial`),
             or the connector did not ask for them (`unasked`).
         hit_share, local_share: `taken` and `local` as shares of `asked`.
-        spared: tokens that were taken and not computed, without those that were handed over.
-        handed: tokens that another engine computed for the request and handed over, by causes: nobody was spared them.
-        recomputed: tokens that the connector's store held and that were computed all the same.
+        spared: tokens that were taken and not computed, excluding tokens that were handed over.
+        handed: tokens that another engine computed for the request and handed over, by causes. They saved no computation.
+        recomputed: tokens that the connector's store held but that were computed anyway.
         hidden: admissions of a connector that hides what its store held, so that `recomputed` does not cover them.
         failed: tokens that failed to load.
-        lookups, lookups_unused: calls; those with an unused answer.
+        lookups, lookups_unused: the number of calls, and of calls with an unused answer.
         waits: asynchronous loads that requests waited for.
-        waited_s: how long they waited, in all; `postponed_s`: how long 'ask me later' held requests up.
+        waited_s: their total waiting time; `postponed_s`: the total delay of requests by 'ask me later'.
         load_tokens, store_tokens: tokens copied, each once however many ranks copy a share of it.
         load_bytes, store_bytes: bytes copied, where workers report them.
         load_s, store_s: duration of the workers' copies, summed over ranks.
         load_bytes_per_s, store_bytes_per_s: the rate of one rank while it copies.
-        preemptions: how often requests were preempted.
+        preemptions: the number of preemptions.
         prefill_tokens_per_s: measured from the engines' own steps, over all engines.
-        prefill_saved_s: `spared` at the prefill rate of the engine that spared it.
+        prefill_saved_s: the time for `spared` at the prefill rates of the engines that did not have to compute it.
         spared_unrated: `spared` of engines with an unknown prefill rate; not part of `prefill_saved_s`.
     """
 
@@ -81,7 +81,7 @@ class Savings:
 
 
 def savings_of(rows: Iterable[SavingsRow], *, rates: Mapping[str, float] | None = None) -> Savings:
-    """Sum up rows; `rates` are the engines' prefill rates in tokens per second, if other rows than these show them."""
+    """Sum up rows; `rates` are the engines' prefill rates in tokens per second, if they come from other rows."""
     rows = list(rows)
     rates = prefill_rates(rows) if rates is None else rates
     n: Counter[str] = Counter()

@@ -1,7 +1,7 @@
-"""Tokens that were computed although a cache had held them: what each admission lost, and what sums of that mean. Pure.
+"""Tokens that were computed although a cache had held them, by admission and in sums. Pure.
 
-What was lost is named by the prefix at which the loss begins: the hash of the first lost block, which stands for the whole
-prompt up to there. Requests that begin alike and lose the same beginning have the same one.
+A loss is named by the prefix at which it begins: the hash of the first lost block, which stands for the whole prompt up to
+there. Requests that begin alike and lose the same beginning have the same prefix.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from kvtrail.tracer.model.prefixes import name_of
 from kvtrail.tracer.savings.cause_sums import tenant_of
 
 WASTED = (Cause.EVICTED, Cause.RESET, Cause.STRANDED, Cause.REFUSED, Cause.FAILED_LOAD)
-"""The causes of tokens that a cache of the engine holds or has held, and that were computed all the same. What another engine
-has computed (`elsewhere`), and what every prompt computes by rule (`last-token`, `unaligned`), is none."""
+"""The causes of tokens that a cache of the engine holds or held, and that were computed anyway. Tokens that another engine
+computed (`elsewhere`), or that every prompt computes by rule (`last-token`, `unaligned`), are not wasted."""
 
 
 class WastedTokens(NamedTuple):
-    """What one admission computed again, of one cause and tier.
+    """The tokens that one admission computed again, for one cause and tier.
 
     Attributes:
-        at_ns: when it was admitted, Unix nanoseconds.
-        engine, request, epoch: what the admission is of.
-        cause, tier: why its tokens were computed, and the cache that is meant.
+        at_ns: the time of the admission, Unix nanoseconds.
+        engine, request, epoch: the admitted request.
+        cause, tier: why its tokens were computed, and the cache concerned.
         tenant: as in the sums of causes.
-        prefix: the hash of the admission's first lost block, in hexadecimal; empty where hashes are not known.
+        prefix: the hash of the admission's first lost block, in hexadecimal; empty if hashes are unknown.
         start: the first token of that block.
         tokens: their number.
         admissions: 1 in the first row of an admission, 0 in the others: their sum is the number of admissions.
@@ -69,10 +69,10 @@ class WasteSum(NamedTuple):
     """The wasted tokens of a group.
 
     Attributes:
-        of: the group, in the order in which it was asked for.
+        of: the values of the group's labels, in the requested order.
         tokens: their number.
-        admissions: how many admissions lost them.
-        start: the least token at which their loss begins.
+        admissions: the number of admissions that lost them.
+        start: the first token at which a loss begins.
         last_ns: the latest of these admissions.
     """
 
@@ -84,7 +84,7 @@ class WasteSum(NamedTuple):
 
 
 def wasted_of(breakdown: Breakdown) -> list[WastedTokens]:
-    """What an admission computed again, by cause and tier."""
+    """The tokens that an admission computed again, by cause and tier."""
     lost = [part for part in breakdown.parts if part.cause in WASTED and part.tokens]
     if not lost:
         return []
@@ -119,7 +119,7 @@ class Waste:
 
     Attributes:
         tokens, admissions: as in `WasteSum`.
-        seconds: the tokens at the prefill rate of the engine that computed them; None where none is known.
+        seconds: the time for the tokens at the prefill rate of the engine that computed them; None if no rate is known.
         unrated: the tokens of engines without a known prefill rate, which `seconds` does not include.
         start, last_ns: as in `WasteSum`.
     """
@@ -132,7 +132,7 @@ class Waste:
     last_ns: int = 0
 
     def add(self, part: WasteSum, rate: float | None) -> None:
-        """Add a part of one engine, which prefills `rate` tokens per second."""
+        """Add the part of one engine, which prefills `rate` tokens per second."""
         self.start = part.start if not self.admissions else min(self.start, part.start)
         self.tokens += part.tokens
         self.admissions += part.admissions
@@ -150,7 +150,7 @@ def grouped(
     engine: int,
     rates: Mapping[str, float],
 ) -> dict[tuple[str, ...], Waste]:
-    """Sums by what `key` makes of their groups, those with most tokens first. `engine` is the place of the engine in a group,
+    """Sums by the result of `key` for their groups, most tokens first. `engine` is the index of the engine in a group, and
     `rates` are the engines' prefill rates in tokens per second."""
     found: dict[tuple[str, ...], Waste] = {}
     for each in sums:

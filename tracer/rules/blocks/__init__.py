@@ -1,1 +1,1 @@
-"""Rules about KV blocks: who holds them, who frees them, and what plans and allocations say of them."""
+"""Rules about KV blocks: their holders, their release, and their use in plans and allocations."""

@@ -10,7 +10,7 @@ from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
 class LateFree(DeadlineRule):
     after_s = 600.0
-    """How long a connector may keep the blocks of a finished request: longer than the longest lease, NIXL's 480 s."""
+    """The time that a connector may keep the blocks of a finished request: longer than the longest lease, NIXL's 480 s."""
 
     def pending(self, account: Account, engine: Engine) -> Pending | None:
         evidence, stepping = account.evidence, engine.clocks.stepping

@@ -25,8 +25,8 @@ class NullBlock(RequestRule[Alloc | Schedule]):
 
 
 def _admitted_at(event: Alloc, account: Account) -> int | None:
-    """The length at which an allocation lets its request begin; None where that is not known: the allocation answers no
-    lookup, as the one after an asynchronous load, another connector may load, or vLLM's own hit may go on within a block."""
+    """The length at which an allocation lets its request begin. None if unknown: the allocation answers no lookup, as after
+    an asynchronous load; another connector may load; or vLLM's own hit may end within a block."""
     offer = account.evidence.offers.get(event.connector_id)
     if not event.blocks_by_group or event.error is not None or len(account.evidence.connectors) != 1:
         return None
@@ -38,7 +38,7 @@ def _admitted_at(event: Alloc, account: Account) -> int | None:
 
 
 def _table(event: Schedule, account: Account) -> BlockTable | None:
-    """The table with which a step runs, where it is to be judged; None where it is not."""
+    """The block table with which a step runs; None if it is not to be judged."""
     evidence = account.evidence
     if event.blocks_ids and (event.blocks_whole or evidence.schedule is None):
         return BlockTable(event)
@@ -50,8 +50,8 @@ def _table(event: Schedule, account: Account) -> BlockTable | None:
 def _judged(
     event: Alloc | Schedule, table: BlockTable, begins: int, end: int, *, knows_states: bool = True
 ) -> Judgement:
-    """Whether each group has its blocks where a step begins, up to its end. A state moves in its table, and no step says so:
-    where it is known from a table that is recorded whole."""
+    """Whether each group has its blocks from the beginning of a step to its end. A recurrent state moves in its table without
+    a record of the step. Its place is known only from a table that was recorded whole."""
     if not 1 < len(table.groups) == len(table.kinds):
         return None
     for number, kind in enumerate(table.kinds):

@@ -10,7 +10,7 @@ from kvtrail.tracer.rules.rule import EngineRule, RequestRule
 
 
 class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
-    """Where a plan differs from the block table of its request (`table`)."""
+    """Finds a plan that differs from the block table of its request (`table`)."""
 
     only_with = "blocks_ids"
     needs_history = False
@@ -54,7 +54,7 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
 
 
 class ReassignedBlocks(EngineRule[LoadPlan | StorePlan]):
-    """Where a plan names a block that another request has been given since (`reassigned`)."""
+    """Finds a plan that names a block which was given to another request since (`reassigned`)."""
 
     only_with = "blocks_ids"
 
@@ -82,7 +82,7 @@ class ReassignedBlocks(EngineRule[LoadPlan | StorePlan]):
         return Drift(numbers, [given, event])
 
     def _without_blocks(self, event: LoadPlan | StorePlan, engine: Engine) -> Judgement:
-        """The request of the plan holds no blocks."""
+        """Judge a plan whose request holds no blocks."""
         left = engine.left.get(event.request or "")
         if left is None:
             return engine.missing if event.request in engine.met else None
@@ -105,7 +105,7 @@ class ReassignedBlocks(EngineRule[LoadPlan | StorePlan]):
 
 
 def _expected(event: LoadPlan | StorePlan, table: BlockTable, group: int, count: int) -> list[int] | None:
-    """The blocks of a group that a plan of `count` blocks should name; None where it does not say which tokens they hold."""
+    """The blocks of a group that a plan of `count` blocks should name; None if it does not say which tokens they hold."""
     size, ids = table.size_of(group), table.groups[group]
     if size is None:
         return None
@@ -118,7 +118,7 @@ def _expected(event: LoadPlan | StorePlan, table: BlockTable, group: int, count:
 
 
 def _is_later(given: Event, named: Event) -> bool:
-    """Whether a block was given out in a later step. Within a step no order is known: requests share at once what one of them
-    is given to compute. A log has no steps."""
+    """Whether a block was allocated in a later step. Within a step no order is known: a block that one request is to compute
+    is shared with others at once. A log has no steps."""
     step, since = getattr(given, "scheduler_step", None), getattr(named, "scheduler_step", None)
     return given.sequence > named.sequence if step is None or since is None else bool(step > since)

@@ -12,7 +12,7 @@ from kvtrail.tracer.rules.contents.reference_hashes import SharedReferences, Wro
 from kvtrail.tracer.rules.rule import EngineRule
 
 MAX_TAKERS = 4
-"""Requests that a sentence names of those that took a hand-off."""
+"""Maximum number of receiving requests of a hand-off that a sentence names."""
 
 
 class ByteDrift(EngineRule[BlockCheck | Handoff]):
@@ -46,8 +46,8 @@ class ByteDrift(EngineRule[BlockCheck | Handoff]):
 
 
 def _of_another(wrong: WrongBlocks, beside: list[WrongBlocks], engine: Engine) -> Drift:
-    """Blocks of a check hold what was computed under other hashes; the numbers are those of the first of them. Those of other
-    checks have come to light `beside` it."""
+    """The drift of a check whose blocks hold content that was computed under other hashes. Its numbers are those of the first
+    block. `beside` are wrong blocks of other checks that were found at the same time."""
     block, owner = wrong[min(wrong)]
     event = block.event
     numbers = _numbers(event, wrong) | {
@@ -64,8 +64,9 @@ def _of_another(wrong: WrongBlocks, beside: list[WrongBlocks], engine: Engine) -
 
 
 def _unlike_given(event: BlockCheck | Handoff, engine: Engine) -> tuple[Drift, ...]:
-    """Loads with other content than was handed over to them: that of this event, or those of requests that take what this one
-    says was computed, or handed over. A request that was preempted may have computed it in several versions."""
+    """The loads whose content differs from the KV that was handed over: the load of this event, or the loads of requests that
+    receive the KV which this event reports as computed or handed over. A preempted request may have computed several
+    versions of it."""
     handoffs, loads_of = engine.handoffs, engine.states[SharedReferences].loads_of
     checks: dict[Place, tuple[BlockCheck, ...]] | None = None
     beside: BlockCheck | None = None
@@ -93,7 +94,7 @@ def _unlike_given(event: BlockCheck | Handoff, engine: Engine) -> tuple[Drift, .
 
 
 def _numbers(event: BlockCheck, wrong: WrongBlocks) -> dict[str, Any]:
-    """Of a check with wrong blocks, and the first of them."""
+    """The finding's numbers for a check with wrong blocks and for the first of these blocks."""
     return {
         "where": mismatch.DIFFERS,
         "look": event.check_look,
@@ -107,8 +108,8 @@ def _numbers(event: BlockCheck, wrong: WrongBlocks) -> dict[str, Any]:
 
 
 def _handoffs(event: BlockCheck, owner: BlockCheck, engine: Engine, numbers: dict[str, Any]) -> list[Handoff]:
-    """To whom the KV that a block holds was handed over, and what its own request was to read, as far as it is known: added
-    to the numbers, with the events that show it."""
+    """The events that show to whom a block's KV was handed over, and which KV its own request was to read, as far as known.
+    Adds both to the numbers."""
     events: list[Handoff] = []
     given, taken = engine.handoffs.given_by(owner), engine.handoffs.taken_by(event)
     if given is not None and given.given is not None:

@@ -1,9 +1,10 @@
-"""What was computed under which hash, by the fingerprints that workers report of every block.
+"""The contents that were computed under each hash, by the fingerprints that workers report of every block.
 
-A fingerprint may be of a few bytes of a block, so two prompts that are nearly alike may have the same. A loaded
-content is another block's only if that was computed under another hash, if others were computed under its own hash, and if it
-is unlike all of these: at most `MAX_COMMON_GROUPS` of six groups of bits are equal. Engines of different tensor-parallel
-sizes are compared by the groups of a head that both have first on a rank. Pure, and bounded.
+A fingerprint may cover only a few bytes of a block, so two nearly equal prompts may have the same one. A loaded content
+belongs to another block only if three conditions hold: it was computed under another hash, other contents were computed under
+the loaded block's hash, and it is unlike all of these. Unlike means that at most `MAX_COMMON_GROUPS` of six groups of bits
+are equal. Engines of different tensor-parallel sizes are compared by the groups of a head that both have first on a rank.
+Pure, and bounded.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from kvtrail.tracer.events.events import BlockCheck
 
 COMPUTED, LOADED, ADMITTED = "computed", "loaded", "admitted"
 TAKEN = (LOADED, ADMITTED)
-"""Checks of blocks that somebody else may have filled."""
+"""The kinds of checks of blocks that another request or engine may have filled."""
 MAX_BLOCKS = 200_000
-"""Hashes, and contents, that are remembered; about 400 bytes each."""
+"""Maximum number of remembered hashes, and of contents; about 400 bytes each."""
 MAX_VERSIONS = 8
-"""Contents of one hash, and hashes with one content, that are remembered."""
+"""Maximum number of remembered contents of one hash, and of hashes with one content."""
 MAX_WAITING = 50_000
-"""Loaded blocks that may yet turn out to hold another block's content, since events of several engines come in any order."""
+"""Maximum number of remembered loaded blocks. A later event may show that one holds another block's content, since the events
+of several engines arrive in any order."""
 MAX_COMMON_GROUPS = 2
-"""Groups that unlike contents may have in common by accident."""
+"""Maximum number of groups of bits that unlike contents may have in common by chance."""
 _ROW = Struct(">QQI")
 _DRAWN_BITS = 16
-"""The lowest bits depend on the hash: only the others can be compared with another block's."""
+"""Number of the lowest bits, which depend on the hash. Only the others can be compared with another block's."""
 _GROUP_SHIFTS = range(_DRAWN_BITS, 64, 8)
 _ALL = (1 << 64) - 1
 
@@ -56,22 +58,22 @@ def reported_blocks(event: BlockCheck) -> list[ReportedBlock]:
 
 
 class ComputedContents:
-    """What is known of computed contents."""
+    """The known computed contents, by hash and by content."""
 
     def __init__(self) -> None:
         self._computed = BoundedDict[int, tuple[ReportedBlock, ...]](MAX_BLOCKS)
-        """By hash, the blocks that were computed under it, with different contents."""
+        """The blocks with different contents that were computed under each hash."""
         self._owners = BoundedDict[tuple[int, int], tuple[ReportedBlock, ...]](MAX_BLOCKS)
-        """By groups of bits and where contents are comparable, the blocks that were computed with this content."""
+        """The blocks that were computed with one content, by its groups of bits and the scope in which it is comparable."""
         self._waits = 0
         self._waiting: dict[tuple[int, int], list[ReportedBlock]] = {}
-        """Loaded blocks, and those taken over, by hash and groups of bits."""
+        """Loaded blocks, and blocks of other requests that were reused, by hash and groups of bits."""
         self._by_content: dict[int, set[int]] = {}
-        """The hashes of those, by their groups, and the other way round."""
+        """The hashes of these blocks by their groups, and the groups by hash."""
         self._by_hash: dict[int, set[int]] = {}
 
     def is_right(self, block: ReportedBlock) -> bool:
-        """Whether somebody computed this content under the block's hash."""
+        """Whether this content was computed under the block's hash."""
         salt = _salt(block.event)
         if salt is None:
             return False
@@ -81,8 +83,8 @@ class ComputedContents:
         return _groups(block.fingerprint) in map(_groups, contents)  # the other bits are of all heads of a rank
 
     def foreign(self, event: BlockCheck) -> list[tuple[ReportedBlock, ReportedBlock]]:
-        """The blocks that a request loaded or took over and that hold another's content, each with the block that the content
-        belongs to."""
+        """The blocks that a request loaded or reused and that hold another block's content, each with the block to which the
+        content belongs."""
         salt = _salt(event)
         if salt is None or event.check_look not in TAKEN or not self._computed:
             return []
@@ -96,9 +98,9 @@ class ComputedContents:
     def unlike_given(
         self, event: BlockCheck, giver: tuple[str, str], beside: BlockCheck | None
     ) -> list[tuple[ReportedBlock, ReportedBlock]]:
-        """The loaded blocks that are unlike all that was computed under their hashes, each with what a request of the engine
-        that gives computed, as far as that is known; none if one of them is not unlike it. What is reported `beside` the
-        load counts, too."""
+        """The loaded blocks that are unlike all contents computed under their hashes, each with the block that a request of
+        the sending engine computed, as far as known. Empty if one of them is like it. Blocks that are reported `beside` the
+        load count too."""
         salt = _salt(event)
         if salt is None:
             return []
@@ -116,7 +118,7 @@ class ComputedContents:
         return unlike
 
     def found_late(self, event: BlockCheck) -> Iterator[tuple[ReportedBlock, ReportedBlock]]:
-        """The loaded blocks that are known to hold another's content by what this event says of computed blocks."""
+        """The loaded blocks that hold another block's content, as shown by the computed blocks of this event."""
         salt = _salt(event)
         if salt is None or not self._waiting:
             return
@@ -140,7 +142,7 @@ class ComputedContents:
                     yield block, of
 
     def enter(self, event: BlockCheck) -> None:
-        """Remember what an event reports."""
+        """Remember the blocks that an event reports."""
         salt = _salt(event)
         if salt is None or not event.check_fingerprints:
             return
@@ -196,7 +198,7 @@ class ComputedContents:
 
 
 def _key(number: int, salt: int) -> int:
-    """Of a hash, where it is comparable."""
+    """The key of a hash in the scope in which it is comparable."""
     return number ^ salt
 
 
@@ -205,14 +207,14 @@ def _groups(fingerprint: int) -> int:
 
 
 def _is_unlike(content: int, others: set[int] | list[int]) -> bool:
-    """Whether there are others, and it is unlike all of them."""
+    """Whether there are other contents, and this one is unlike all of them."""
     return bool(others) and all(
         sum((content ^ other) >> shift & 0xFF == 0 for shift in _GROUP_SHIFTS) <= MAX_COMMON_GROUPS for other in others
     )
 
 
 def _have_one_identity(one: ReportedBlock, other: ReportedBlock) -> bool:
-    """Whether the blocks' hashes can differ only because their tokens do, or those before them."""
+    """Whether the blocks' hashes can differ only because of their tokens, or of earlier tokens."""
     return one.event.identity is not None and one.event.identity == other.event.identity
 
 
@@ -222,14 +224,14 @@ def _have_one_hash(one: ReportedBlock, other: ReportedBlock) -> bool:
 
 
 def _salt(event: BlockCheck) -> int | None:
-    """Of where hashes are comparable: the cache's identity, the rank, and the KV cache group."""
+    """The scope in which hashes are comparable: the cache's identity, the rank, and the KV cache group."""
     if event.check_slice is None and event.cache_identity is None:
         return None
     return hash((*_place(event), event.group)) & _ALL
 
 
 def _ranks(event: BlockCheck) -> int:
-    """Of where contents are: a block may hold what belongs to another group."""
+    """The scope in which contents are comparable. It has no group, since a block may hold another group's content."""
     return hash(_place(event)) & _ALL
 
 

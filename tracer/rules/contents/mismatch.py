@@ -7,11 +7,11 @@ from typing import Any
 from kvtrail.tracer.events.events import BlockCheck
 
 MAX_NAMED = 4
-"""Wrong blocks that a sentence names; the others are counted, and the witness has up to 64."""
+"""Maximum number of wrong blocks that a sentence names. The others are counted, and the witness has up to 64."""
 
 DIFFERS, EARLY, CHANGED = "differs", "early", "changed"
 WHERE = {"drift": DIFFERS, "early": EARLY, "rot": CHANGED}
-"""What a finding says of each kind of wrong block that a worker reports."""
+"""The words of a finding for each kind of wrong block that a worker reports."""
 _ORIGINS = {
     "computed": "This request computed them.",
     "loaded": "They were loaded for this request.",
@@ -21,8 +21,8 @@ _ORIGINS = {
 
 
 def numbers(event: BlockCheck, kind: str) -> dict[str, Any] | None:
-    """The event's wrong blocks of this kind; None where it has none. Lists are parallel, and as long as the sentences name
-    blocks."""
+    """The numbers of the event's wrong blocks of this kind; None if there are none. Lists are parallel, with one item for
+    each block that the sentences name."""
     rows = list(
         zip(
             event.check_wrong_kinds, event.check_wrong_blocks, event.check_wrong_tokens, event.check_wrong_holds,
@@ -47,8 +47,8 @@ def numbers(event: BlockCheck, kind: str) -> dict[str, Any] | None:
 
 
 def sentences(of: dict[str, Any]) -> dict[str, Any]:
-    """The parts of an explanation: where the blocks come from, what each of the first wrong ones holds, and how many more
-    there are."""
+    """The parts of an explanation: the source of the blocks, the content of each of the first wrong ones, and the number of
+    further ones."""
     size, group, verb = of["block_size"], of.get("group"), "held" if of["where"] == EARLY else "holds"
     contents = []
     for block, token, holds, source in zip(of["blocks"], of["tokens"], of["holds"], of["sources"], strict=True):
@@ -71,13 +71,13 @@ def tokens(first: int, size: int | None) -> str:
 
 
 def place(token: int, size: int | None, group: int | None) -> str:
-    """The tokens of a block, and its group where there are several KV cache groups."""
+    """The tokens of a block, and its group if there are several KV cache groups."""
     return tokens(token, size) if group is None else f"bytes of KV cache group {group} at token {token}"
 
 
 def _content(holds: str, size: int | None, group: int | None) -> str:
-    """What a wrong block of this KV cache group holds. Where there are several, they may differ in the tokens of a block, and
-    a recurrent state has none: it is named by the tokens that it has seen."""
+    """The content of a wrong block of this KV cache group, in words. Groups may differ in the tokens of a block. A recurrent
+    state has none: it is named by the tokens that it has processed."""
     if holds in _ODD:
         return _ODD[holds]
     request, _, place = holds.rpartition("@")

@@ -1,1 +1,1 @@
-"""Rules about what one engine prefills and another decodes: both sides' spans, joined (`ledger/handoffs.py`)."""
+"""Rules about requests that one engine prefills and another decodes, by the joined spans of both (`ledger/handoffs.py`)."""

@@ -28,8 +28,8 @@ class HandoffMismatch(PairRule[Handoff | Xfer | Alloc]):
 def _on_both_sides(
     event: Handoff, engine: Engine, compared: Callable[[Handoff, Handoff], Judgement]
 ) -> list[Judgement]:
-    """How the side of a hand-off that this event is compares with the other sides that are known. Nothing where it is judged
-    when the other side comes, nor of one that declines: it reads nothing."""
+    """Compare the side of a hand-off that this event reports with the known other sides. Empty if it is judged when the other
+    side arrives, and for a side that declines, since it reads nothing."""
     pair = engine.handoffs.pair(event)
     if pair is None or event.declines:
         return []
@@ -41,14 +41,14 @@ def _on_both_sides(
 
 
 def _written(found: tuple[Handoff, Handoff, Xfer]) -> Judgement:
-    """An engine that writes chooses the request by itself: what it writes is compared with that request's prompt."""
+    """Compare the KV that an engine writes with the prompt of the request that this engine chose."""
     given, taken, write = found
     compared = _compared_prompts(given, taken)
     return Drift(compared.numbers, [given, write, taken]) if isinstance(compared, Drift) else compared
 
 
 def _compared_prompts(given: Handoff, taken: Handoff) -> Judgement:
-    """Whether both sides are about one prompt."""
+    """Whether both sides have the same prompt."""
     if given.digest is None or taken.digest is None or given.digest_tokens is None or taken.digest_tokens is None:
         return Unknown.UNSEEN
     shorter = taken.prompt is not None and taken.prompt < given.digest_tokens
@@ -70,7 +70,7 @@ def _compared_prompts(given: Handoff, taken: Handoff) -> Judgement:
 
 
 def _compared_blocks(given: Handoff, taken: Handoff) -> Judgement:
-    """Whether both sides name the same blocks; None where one of them names none."""
+    """Whether both sides name the same blocks; None if one of them names none."""
     one, other = given.blocks_ids, taken.blocks_ids
     if not one or not other:
         return None

@@ -9,14 +9,14 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import PairRule
 
 LEAST = 8
-"""Failed loads in a row: where a network loses one in five, eight in a row have a chance of three in a million."""
+"""Minimum number of consecutive failed loads: if a network loses one in five, eight in a row have a probability of 3e-6."""
 MAX_PEERS = 1_000
-"""Other engines remembered."""
+"""Maximum number of remembered other engines."""
 
 
 class FailedLoads(NamedTuple):
-    """Loads from one engine that failed in a row: each but the first began after the one before it had failed, and none from
-    that engine has gone well since."""
+    """Consecutive failed loads from one engine. Each but the first began after the previous one had failed, and no load from
+    that engine has succeeded since."""
 
     first: Received
     last: Received
@@ -24,13 +24,13 @@ class FailedLoads(NamedTuple):
 
 
 class FailingPeers:
-    """The loads that have failed in a row, by the id of the engine that gives."""
+    """The consecutive failed loads, by the id of the sending engine."""
 
     def __init__(self) -> None:
         self._by_peer: BoundedDict[str, FailedLoads] = BoundedDict(MAX_PEERS)
 
     def after(self, event: Received, alloc: Alloc, peer: str) -> FailedLoads | None:
-        """The row once this load has ended, which began with `alloc`; None if it went well."""
+        """The failed loads after the end of this load, which began with `alloc`; None if it succeeded."""
         if not (event.failed or event.error is not None):
             return None
         row = self._by_peer.get(peer)
@@ -68,7 +68,7 @@ class PeerAlwaysFailing(PairRule[Received]):
 
 
 def _load_from_peer(event: Received, engine: Engine) -> tuple[Alloc, str] | None:
-    """The load that the event ends, and the engine that gives, if it is one from an engine with a known name."""
+    """The load that the event ends, and the sending engine; None unless this engine's name is known."""
     alloc = engine.loads.get(event.request or "")
     pair = engine.handoffs.taken_by(event)
     taken = None if pair is None else pair.takers.get((event.engine, event.request or ""))

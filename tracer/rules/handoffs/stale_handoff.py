@@ -10,7 +10,7 @@ from kvtrail.tracer.rules.rule import EngineRule, PairRule
 
 
 class StaleHandoff(PairRule[Read | Received | Xfer]):
-    """What is found about the request that received the blocks (`taken`)."""
+    """Finds requests that received released blocks (`taken`)."""
 
     needs_history = False
 
@@ -37,7 +37,7 @@ class StaleHandoff(PairRule[Read | Received | Xfer]):
         before = pair.given if pair.is_of_another_launch(late) else pair.released
         if before is None:
             return None
-        # Without the lease's end somebody has read in time, though that report may be lost. A write's end is its own.
+        # If the lease has not ended, a reader read in time, though its report may be lost. A write's end is its own.
         is_read = isinstance(late, Read)
         several = bool(pair.reports) and len(pair.takers) > 1
         if before is pair.released and ((is_read and pair.expired is None) or several):
@@ -62,7 +62,7 @@ class StaleHandoff(PairRule[Read | Received | Xfer]):
 
 
 class ReadAfterRelease(EngineRule[Read | Xfer]):
-    """What is found about the request whose blocks were read, by the engine that gives alone (`given`)."""
+    """Finds requests whose released blocks were read, from the sending engine's events alone (`given`)."""
 
     needs_history = False
 
@@ -76,7 +76,7 @@ class ReadAfterRelease(EngineRule[Read | Xfer]):
         if freed.recorder != event.recorder:
             return Unknown.ORDER
         if freed.sequence > event.sequence:
-            return OK  # it is heard again
+            return OK  # the same event arrives again
         late_s = round((event.start_ns - freed.end_ns) / 1e9, 3)
         numbers = {"where": "given", "late_s": late_s, "expired": bool(freed.lease_expired)}
         if pair.given_out is None:
@@ -95,8 +95,8 @@ def _sentences(finding: Finding) -> dict[str, str]:
 
 
 def _judge_write(event: Xfer, engine: Engine) -> Judgement:
-    """Whether the blocks were given back while the engine itself was writing them. One that fails may have failed before it
-    was posted."""
+    """Whether the blocks were freed while the engine itself was writing them. A failed write may have failed before it was
+    posted."""
     pair = engine.handoffs.given_by(event)
     if event.xfer_op != XferOp.WRITE or event.xfer_state == XferState.POSTED or pair is None:
         return None

@@ -8,8 +8,8 @@ from kvtrail.tracer.model.findings import Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import PairRule
 
 KEPT_S = 1.0
-"""A scheduler that ends a lease sooner than that after a worker's last report may not have heard of it. A worker has looked
-at all reports before it ends one."""
+"""Seconds after a worker's last report. A scheduler that ends a lease earlier may not have received this report. A worker
+processes all reports before it ends a lease."""
 
 
 class UnacknowledgedHandoff(PairRule[Heartbeat | Free]):
@@ -27,7 +27,7 @@ class UnacknowledgedHandoff(PairRule[Heartbeat | Free]):
 
 
 def _judge_free(event: Free, engine: Engine) -> Judgement:
-    """Whether a lease that ends has outlived its readers' reports, or the engine's own writes."""
+    """Whether a lease expires although its readers reported before, or the engine's own writes ended before."""
     pair = engine.handoffs.given_by(event)
     if not event.lease_expired or pair is None or (last := pair.settled_by(event)) is None:
         return None

@@ -1,1 +1,1 @@
-"""Rules about loads and hand-offs: their range, their end, and what a failed one leaves behind."""
+"""Rules about loads and hand-offs: their range, their end, and the effects of failed ones."""

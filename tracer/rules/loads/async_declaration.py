@@ -8,7 +8,7 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 def synchronous_load(account: Account) -> Alloc | None:
     """The epoch's allocation for a load that was declared synchronous, if there is one and no other load. None under a
-    MultiConnector: it passes each report to all of its children, so that it is not known which of them is at fault."""
+    MultiConnector, which passes each report to all of its children, so the child at fault is unknown."""
     if len(account.evidence.connectors) > 1:
         return None
     taken = [alloc for alloc in account.evidence.allocs.values() if alloc.allocated]

@@ -9,7 +9,7 @@ from kvtrail.tracer.rules.rule import PairRule, RequestRule
 
 
 class DuplicateLoad(RequestRule[Lookup]):
-    """Where a lookup offers what its request has received already (`offered again`)."""
+    """Finds a lookup that offers KV which its request has already received (`offered again`)."""
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
         loads, answer = account.evidence.loaded, event.answer
@@ -36,7 +36,7 @@ class DuplicateLoad(RequestRule[Lookup]):
 
 
 class DuplicateHandoff(PairRule[Received]):
-    """Where two requests receive one hand-off (`received twice`)."""
+    """Finds two requests that receive the same hand-off (`received twice`)."""
 
     needs_history = False
 

@@ -22,17 +22,18 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import EngineRule
 
 MOST_STORES = 1000
-"""The latest stores of an engine that are remembered: those of a step, or of two where it is scheduled ahead."""
+"""Maximum number of remembered stores of an engine: those of one step, or of two if it is scheduled ahead."""
 MOST_ENDED = 64
-"""The latest requests with an error: `kv_load_failure_policy=fail` ends a request before it says which blocks failed."""
+"""Maximum number of remembered requests with an error: `kv_load_failure_policy=fail` ends a request before its failed blocks
+are reported."""
 MOST_CHUNKS = 10_000
-"""Wrong chunks that are remembered."""
+"""Maximum number of remembered wrong chunks."""
 ERROR = "error"
-"""The outcome of a request that vLLM ended since its load failed."""
+"""The outcome of a request that vLLM ended because its load failed."""
 
 
 class WrongChunk(NamedTuple):
-    """Who stored a chunk, and the error that came after it."""
+    """The store of a chunk, and the error that came after it."""
 
     store: StorePlan
     error: LoadError
@@ -40,23 +41,23 @@ class WrongChunk(NamedTuple):
 
 @dataclass(slots=True)
 class WrongChunks:
-    """Chunks of an engine's stores that a step computed from a load that failed.
+    """Chunks of an engine's stores that a step computed from a failed load.
 
-    vLLM says after the step which blocks of a load within it have failed. What the step stored by then of a request with such
-    a block is wrong from that block on, though nothing is wrong with its key.
+    After a step, vLLM reports the failed blocks of loads within it. If a request has such a block, the chunks that the step
+    stored of it are wrong from that block on, although their keys are right.
 
     Attributes:
-        of: by connector and key.
+        of: the wrong chunks, by connector and key.
     """
 
     of: dict[tuple[str, str], WrongChunk] = field(default_factory=dict)
     _loading: dict[int, int] = field(default_factory=dict)
-    """By block, the sequence number of the allocation for the latest load within a step that writes it."""
+    """By block, the sequence number of the allocation for the latest load that writes it within a step."""
     _stores: deque[StorePlan] = field(default_factory=lambda: deque(maxlen=MOST_STORES))
     _ended: dict[str, BlockTable] = field(default_factory=dict)
 
     def _enter_alloc(self, event: Alloc, engine: Engine) -> None:
-        """A request is given blocks, to load what the lookup found."""
+        """Enter an allocation of blocks into which the lookup's hit is loaded."""
         lookup = engine.last_lookup(event)
         if not event.allocated or event.error is not None or event.blocks_ids is None or lookup is None:
             return
@@ -69,7 +70,7 @@ class WrongChunks:
                     self._loading[block] = event.sequence
 
     def _enter_store_plan(self, event: StorePlan, engine: Engine) -> None:
-        """Chunks are stored. A store with a number may copy later, when the blocks have been computed again."""
+        """Enter a store of chunks. A numbered store may copy later, when the blocks have been computed again."""
         if event.chunk_present:
             return
         if self.of:
@@ -85,7 +86,7 @@ class WrongChunks:
             self._ended[event.request or ""] = table
 
     def _enter_load_error(self, event: LoadError, engine: Engine) -> None:
-        """Loads have failed: what was stored since they began of a request with such a block, from it on, is wrong."""
+        """Enter failed loads. If a request has such a block, its chunks stored since the load began are wrong from it on."""
         failed = {block: self._loading.pop(block) for block in event.blocks_ids if block in self._loading}
         for store in self._stores if failed else ():
             table = engine.tables.get(store.request or "") or self._ended.get(store.request or "")
@@ -97,7 +98,7 @@ class WrongChunks:
                     self.of[store.connector_id, key] = WrongChunk(store, event)
 
     def forget(self, connector_id: str, *keys: str) -> None:
-        """These chunks are stored again, or have left the store."""
+        """Forget chunks that are stored again, or have left the store."""
         for key in keys:
             self.of.pop((connector_id, key), None)
 
@@ -142,9 +143,9 @@ def _judge_step(event: Schedule, engine: Engine) -> Judgement:
 
 
 def _may_be_computed_beside(event: Schedule, block: int, start: int, engine: Engine) -> bool:
-    """Whether another request may compute the block to its end in this step: the one that failed to load it, if it has not
-    run since, or, for a new request, not up to the block's first token `start`; or one that has begun the block. New requests
-    of a step are recorded before running ones. The next step of this request shows whether it did."""
+    """Whether another request may compute the block to its end in this step. It may be the request that failed to load it, if
+    it has not run since, or, for a new request, not up to the block's first token `start`. Or it may be one that has begun
+    the block. A step's new requests are recorded before running ones. The next step of this request shows the result."""
     step = event.scheduler_step
     if step is None:
         return False
@@ -172,7 +173,7 @@ def _judge_store(event: StorePlan, engine: Engine) -> Judgement:
 
 
 def _judge_hit(event: Lookup | LoadPlan, engine: Engine) -> Judgement:
-    """Whether a lookup or a load names chunks that a step stored which ran on a failed load."""
+    """Whether a lookup or a load names chunks that were stored by a step which ran on a failed load."""
     if not event.chunk_keys:
         return None
     known = engine.states[WrongChunks].of
@@ -191,8 +192,7 @@ def _judge_hit(event: Lookup | LoadPlan, engine: Engine) -> Judgement:
 
 
 def _first_wrong(table: BlockTable, failed: Mapping[int, int], store: StorePlan) -> int | None:
-    """The first token that a request has in a block with a failed load which was allocated for before the store; None if it
-    has none."""
+    """The first token of a request in a block whose failed load was allocated before the store; None if there is none."""
     places = (
         number * size
         for size, ids in table.sized()

@@ -21,11 +21,11 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import EngineRule, RequestRule
 
 NOT_ITS_OWN = {"aborted", "error"}
-"""The outcomes of a request that others have ended."""
+"""The outcomes of a request that was ended by its caller or by an error."""
 
 
 class IncompleteLoad(RequestRule[Load | Schedule | RequestEnd | Xfer]):
-    """Where a load brought fewer tokens than it was to bring (`short`)."""
+    """Finds a load that moved fewer tokens than expected (`short`)."""
 
     needs_history = False
 
@@ -54,7 +54,7 @@ class IncompleteLoad(RequestRule[Load | Schedule | RequestEnd | Xfer]):
 
 
 MAX_LOADS = 10_000
-"""Open loads with reads that are remembered."""
+"""Maximum number of remembered open loads with reads."""
 
 
 class Reads:
@@ -67,10 +67,10 @@ class Reads:
     def __init__(self) -> None:
         self.readers: set[str] = set()
         self._open: BoundedDict[str, tuple[Alloc, list[Xfer]]] = BoundedDict(MAX_LOADS)
-        """By request: its load, and the reads for it that have not ended."""
+        """By request: its load, and the load's reads that have not ended."""
 
     def of(self, request: str, load: Alloc) -> list[Xfer] | None:
-        """The reads for a load that have not ended; None if none was recorded, nor that none is needed."""
+        """The reads for a load that have not ended. None if neither a read nor a notice that none is needed was recorded."""
         known = self._open.get(request)
         return known[1] if known is not None and known[0] is load else None
 
@@ -82,7 +82,7 @@ class Reads:
             return
         if event.xfer_state == XferState.POSTED:
             reads.append(event)
-        else:  # who ends all of a request's reads at once need not say which
+        else:  # a connector that ends all of a request's reads at once need not name them
             ended = [each for each in reads if (each.rank, each.peer_rank) == (event.rank, event.peer_rank)]
             reads[:] = [each for each in reads if each not in ended[:1]] if ended else []
 
@@ -104,7 +104,7 @@ class Reads:
 
 
 class IncompleteReads(EngineRule[Received]):
-    """Where a load is reported as received before its reads have ended (`unread`)."""
+    """Finds a load that is reported as received before its reads have ended (`unread`)."""
 
     State = Reads
 
@@ -132,8 +132,8 @@ class IncompleteReads(EngineRule[Received]):
 
 
 def _failed_read(event: Load | Schedule | RequestEnd | Xfer, account: Account) -> Judgement:
-    """The request runs on what it has received of another engine, and a read of that has failed. Which of the two is heard
-    first does not matter: a failure that is reported is reported before the request runs."""
+    """Judge a request that runs on KV from another engine although a read of it has failed. The order of the two events does
+    not matter: a reported failure is reported before the request runs."""
     evidence = account.evidence
     received = evidence.received
     if received is None or received.failed or evidence.failed_ever or evidence.loading is not None:
@@ -159,7 +159,7 @@ def _failed_read(event: Load | Schedule | RequestEnd | Xfer, account: Account) -
 
 
 def _went_on(short: Load, event: Schedule | RequestEnd, account: Account) -> Judgement:
-    """The request runs or ends after a load that brought too little."""
+    """Judge a request that runs or ends after a load that moved too few tokens."""
     if short.error is not None or short.count >= wanted(short, account) or _fell(event, account):
         return None
     if account.missing is not None:
@@ -181,7 +181,7 @@ def _fell(event: Schedule | RequestEnd, account: Account) -> bool:
 
 
 def wanted(load: Load, account: Account) -> int:
-    """The tokens that the load had to bring: what it was meant to, without what vLLM has already. Connectors count whole
+    """The tokens that the load had to move: the intended ones, without those that vLLM already has. Connectors count whole
     chunks."""
     allocated = max((alloc.allocated for alloc in account.evidence.allocs.values()), default=0)
     expected = load.expected or 0

@@ -11,15 +11,15 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import RequestRule
 
 MAX_REPORTS = 256
-"""Reports of readers, and reads, remembered of a request."""
+"""Maximum number of remembered reports of readers, and of reads, of one request."""
 
 
 @dataclass(slots=True)
 class Readers:
-    """Who reads for a request, and who reads its blocks.
+    """The reads for a request, and the readers of its blocks.
 
     Attributes:
-        reports: those of the readers of the request's blocks, in the order in which they were heard.
+        reports: the reports from readers of the request's blocks, in the order of arrival.
         reading: the reads of another engine's blocks that its workers have begun.
     """
 
@@ -68,7 +68,7 @@ class MiscountedReaders(RequestRule[Sent | Xfer]):
 
 
 def _judge_reading(event: Xfer, before: Sequence[Xfer]) -> Judgement:
-    """A rank of the engine that decodes begins to read."""
+    """Judge the first read of a rank of the decoding engine."""
     if event.xfer_op != XferOp.READ or event.xfer_state != XferState.POSTED:
         return None
     if not event.notifications_expected or event.peer is None or event.peer_rank is None:
@@ -84,8 +84,8 @@ def _judge_reading(event: Xfer, before: Sequence[Xfer]) -> Judgement:
 
 
 def _too_few(reads: Sequence[Read], event: Sent) -> Drift | None:
-    """The reports that one rank has had when its blocks are given back. Readers without a name are taken for different ones,
-    and of reports that disagree the smallest number counts."""
+    """Judge the number of reports that one rank has received when its blocks are freed. Unnamed readers are assumed to be
+    different, and if reports disagree, the smallest expected number counts."""
     by_peer = Counter(read.peer for read in reads)
     readers = len(by_peer) - (None in by_peer) + by_peer[None]
     expected = min(read.notifications_expected or 0 for read in reads)
@@ -98,7 +98,7 @@ def _too_few(reads: Sequence[Read], event: Sent) -> Drift | None:
 
 
 def _lease_ns(evidence: Evidence) -> int | None:
-    """Until when the blocks are kept for readers, by the clock of the engine that keeps them; None if that is not known."""
+    """The time until which the blocks are kept for readers, by the clock of the engine that keeps them; None if unknown."""
     end = evidence.ended
     if end is None:
         return None

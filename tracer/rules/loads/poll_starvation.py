@@ -6,11 +6,11 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import EngineRule
 
 IDLE_S = 60.0
-"""How long the scheduler may make no step while the connector holds blocks."""
+"""Seconds that the scheduler may make no step while the connector holds blocks."""
 
 
 class Polled:
-    """The first heartbeat that had the present number of scheduling steps."""
+    """The first heartbeat with the current number of scheduling steps."""
 
     def __init__(self) -> None:
         self.first: Heartbeat | None = None

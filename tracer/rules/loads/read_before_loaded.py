@@ -15,7 +15,7 @@ class ReadBeforeLoaded(EngineRule[Alloc | StorePlan]):
 
 
 def _judge_hit(event: Alloc, engine: Engine) -> Judgement:
-    """Whether a request is given blocks as computed ones into which another request loads."""
+    """Whether a request is given, as computed, blocks into which another request is still loading."""
     if event.blocks_ids is None or event.error is not None or not engine.loads:
         return None
     shared: dict[str, list[int]] = {}
@@ -45,7 +45,7 @@ def _judge_hit(event: Alloc, engine: Engine) -> Judgement:
 
 
 def _judge_store(event: StorePlan, engine: Engine) -> Judgement:
-    """Whether the connector stores blocks over which a load is open, whichever child of a MultiConnector loads."""
+    """Whether the connector stores blocks into which an open load writes, whichever child of a MultiConnector loads."""
     if not event.blocks_ids or event.chunk_present:
         return None
     loads: dict[int, Alloc | LoadPlan] = {}

@@ -19,7 +19,7 @@ class RefusedHandoff(RequestRule[RequestEnd]):
         lookups = account.evidence.recent_lookups
         of_children = len(account.evidence.connectors) > 1
         if of_children and not any(each.has(Capability.ANSWERS_FOR_CHILDREN) for each in lookups):
-            return None  # one of several connectors hands it on, and what each of them answered at the end is not known
+            return None  # one of several connectors hands it on, and the answer of each at the end is unknown
         if account.prompt is None or event.computed is None or not event.block_size:
             return Unknown.LOST
         size, prompt = event.block_size, account.prompt

@@ -11,11 +11,11 @@ from kvtrail.tracer.rules.loads.stuck_load import within_s
 from kvtrail.tracer.rules.rule import EngineRule
 
 MISSED_S = 300.0
-"""How long no transfer may end, at least, while several are open: vLLM #46019 takes a job for stalled after as long."""
+"""Minimum time in seconds without the end of a transfer while several are open; vLLM #46019 uses the same limit for a job."""
 LONGEST = 10
-"""The deadline is this many times the longest transfer so far, if that is more: a slow store is not a dead one."""
+"""The deadline is this multiple of the longest transfer so far, if that is longer: a slow store is not a dead one."""
 LEAST_CALLERS = 3
-"""Requests in a row: one or two callers may have left for reasons of their own."""
+"""Minimum number of consecutive aborted requests: one or two callers may have aborted for unrelated reasons."""
 
 
 ABORTED = "aborted"
@@ -23,19 +23,19 @@ ABORTED = "aborted"
 
 
 ASKED_AGAIN_NS = 5 * 10**9
-"""A request was still being deferred if it was asked again so soon before its end."""
+"""A request was still being deferred if its last lookup was at most this long before its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """Consecutive requests that were given up while they waited for one connector, which has ended nobody's waiting since.
+    """Consecutive requests that were aborted while they waited for one connector, with no completed wait in between.
 
     Attributes:
-        first: when the first of them began to wait.
+        first: the event with which the first of them began to wait.
         last: the end of the latest.
-        count: how many there are.
-        waited_ns: how long the connector is known to have done nothing since the first began to wait.
-        counted_ns: how much of it counts.
+        count: their number.
+        waited_ns: the time for which the connector is known to have done nothing since the first began to wait.
+        counted_ns: the part of it that counts.
     """
 
     first: Event
@@ -47,10 +47,10 @@ class GivenUp:
 
 @dataclass(slots=True)
 class GivenUps:
-    """Who waits for each connector of an engine, and who gave up.
+    """The requests that wait for each connector of an engine, and those that were aborted while waiting.
 
     Attributes:
-        rows: by connector.
+        rows: the consecutive aborted requests, by connector.
     """
 
     rows: dict[str, GivenUp] = field(default_factory=dict)
@@ -58,8 +58,8 @@ class GivenUps:
     """By request, the first and the last of the current run of answers 'ask me later'."""
 
     def after(self, event: RequestEnd | Heartbeat, engine: Engine) -> list[GivenUp]:
-        """The rows that an event changes: by the end of one more request, or by time that has passed. A load that was given
-        up can still be received, a question not be answered."""
+        """The rows that an event changes, by the end of one more request or by the passage of time. The load of an aborted
+        request can still be received; its lookup can no longer be answered."""
         if type(event) is RequestEnd:
             since = self._waited_since(event, engine)
             before = None if since is None else self.rows.get(since.connector_id)
@@ -78,8 +78,8 @@ class GivenUps:
         ]
 
     def _waited_since(self, event: RequestEnd, engine: Engine) -> Event | None:
-        """Since when a request has waited for a connector until its caller ended it; None if it did not wait, or the
-        scheduler could not ask the connector again."""
+        """The event since which an aborted request had waited for a connector; None if it did not wait, or if the scheduler
+        could not ask the connector again."""
         if event.outcome != ABORTED:
             return None
         if (load := engine.loads.get(event.request or "")) is not None:
@@ -124,7 +124,7 @@ class StalledConnector(EngineRule[Heartbeat | RequestEnd]):
 
 
 def _judge_transfers(event: Heartbeat, engine: Engine) -> Judgement:
-    """Whether no transfer has ended for long though several are open."""
+    """Whether no transfer has ended for a long time although several are open."""
     if event.scheduler_step is None:
         return None
     drifts, is_known = [], False
@@ -152,12 +152,12 @@ def _judge_transfers(event: Heartbeat, engine: Engine) -> Judgement:
 
 
 def _judge_callers(event: RequestEnd | Heartbeat, engine: Engine) -> Judgement:
-    """Whether several callers in a row have given up while their requests waited for the connector."""
+    """Whether several consecutive requests were aborted while they waited for the connector."""
     given_up: GivenUps = engine.states[GivenUps]
     rows = given_up.after(event, engine)
     late = [row for row in rows if _is_late(row, engine)]
     found = [row for row in late if not _is_late(given_up.rows.get(row.first.connector_id), engine)]
-    if not found:  # of several of a row, one is a finding
+    if not found:  # several in a row make one finding
         return OK if rows else None
     return tuple(
         Drift(

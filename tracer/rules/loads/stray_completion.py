@@ -11,7 +11,7 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 @dataclass(slots=True)
 class Completions:
-    """What was reported as finished of a request.
+    """The reported completions of a request's transfers.
 
     Attributes:
         sent_by: the connectors that reported the delayed blocks as sent.
@@ -60,7 +60,7 @@ def _drift(what: str, before: Event | None, event: Event) -> Drift:
 
 
 def _stray_load(event: Received, account: Account) -> Drift:
-    """Of a MultiConnector, no child is accused: each was passed the report."""
+    """The drift of a load. With a MultiConnector it names no child, since each child got the report."""
     drift = _drift("load", account.evidence.received, event)
     if (asked := len(account.evidence.connectors)) < 2:
         return drift

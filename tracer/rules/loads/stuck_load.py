@@ -8,18 +8,18 @@ from kvtrail.tracer.model.findings import Drift
 from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
 LEAST_TOKENS_PER_S = 1000.0
-"""A store that loads less in all is of no use: the engine computes faster."""
+"""Minimum useful load rate of a store in tokens per second: below it, the engine computes faster."""
 
 
 UNSEEN_S = 600.0
-"""The same where not all requests are recorded: what else the connector has to load is not known."""
+"""Maximum time of a load in seconds if not all requests are recorded, as the connector's other loads are then unknown."""
 AFTER_S = 120.0
-"""How long an asynchronous load may take: four times the lease that vLLM's NIXL connector gives."""
+"""Maximum time of an asynchronous load in seconds: four times the lease of vLLM's NIXL connector."""
 
 
 def within_s(event: Event, tokens: int, engine: Engine) -> float:
-    """How long a load of this many tokens may take, or an answer for which another engine is needed, since it was the turn of
-    the event's connector."""
+    """The time in seconds that a load of this number of tokens may take, or an answer that needs another engine. It counts
+    from the moment when the event's connector could begin."""
     patience_s = of_connector(event.connector, event.patience).load_s
     least_s = AFTER_S if engine.blind is None else UNSEEN_S
     if patience_s is not None:

@@ -12,7 +12,7 @@ class WrongResumeOffset(RequestRule[Schedule]):
         evidence = account.evidence
         if evidence.schedule is not None or evidence.load_failed or event.epoch != account.epoch:
             return None
-        if account.missing is not None:  # the allocation itself may be lost, and the rule apply all the same
+        if account.missing is not None:  # the allocation itself may be lost although the rule applies
             return account.missing
         # of a MultiConnector, the allocation for the chosen child
         alloc = max(evidence.allocs.values(), key=lambda a: a.allocated, default=None)
@@ -21,7 +21,7 @@ class WrongResumeOffset(RequestRule[Schedule]):
             return None
         expected = lookup.computed + alloc.allocated
         if expected > lookup.total:
-            return None  # more than there is of the request: over-report judges it
+            return None  # more tokens than the request has: over-report judges it
         # A prompt of one token: none counts as computed after the load.
         asked_again = lookup.request_sequence > alloc.request_sequence
         if expected == alloc.total and (lookup.is_async or asked_again):

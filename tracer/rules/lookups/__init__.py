@@ -1,1 +1,1 @@
-"""Rules about what a connector answered, and what it and the engine count of it."""
+"""Rules about a connector's answers to lookups, and about their counts by the connector and the engine."""

@@ -9,7 +9,7 @@ from kvtrail.tracer.rules.rule import DeadlineRule, Pending
 
 class EndlessDeferral(DeadlineRule):
     after_s = 120.0
-    """How long a row of such answers may last: longer than a lookup in any store."""
+    """Maximum time in seconds of consecutive 'ask me later' answers: longer than a lookup in any store."""
 
     def pending(self, account: Account, engine: Engine) -> Pending | None:
         evidence = account.evidence

@@ -19,7 +19,7 @@ class PartialHit(RequestRule[Lookup]):
 
 
 def _judge_ranks(event: Lookup, answers: Sequence[RankLookup]) -> Judgement:
-    """Whether each rank holds what was matched."""
+    """Whether each rank holds the matched tokens."""
     ranks = {rank.rank: rank for rank in answers if rank.group is None}
     if not ranks:
         return None

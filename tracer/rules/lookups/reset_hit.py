@@ -29,7 +29,7 @@ class Resets:
     def _enter_transfer_end(self, event: TransferEnd, engine: Engine) -> None:
         plan = engine.jobs.get(event.job)
         has_copied = isinstance(plan, StorePlan) and not (plan.chunk_present or event.failed)
-        if plan is None or has_copied:  # one that is not known may have been a store
+        if plan is None or has_copied:  # an unknown plan may have been a store
             self.of.pop(event.connector_id, None)
 
 
@@ -41,7 +41,7 @@ class ResetHit(EngineRule[Lookup | StorePlan]):
         if reset is None:
             return None
         plans = (plan for (owner, _), plan in engine.jobs.items() if owner == event.connector_id)
-        storing = any(type(plan) is StorePlan for plan in plans)  # it may count what is on its way
+        storing = any(type(plan) is StorePlan for plan in plans)  # the connector may count open stores
         if type(event) is StorePlan:
             if not event.chunk_present or storing:
                 return None
@@ -55,7 +55,7 @@ class ResetHit(EngineRule[Lookup | StorePlan]):
             return None if found is None else OK
         if event.connector_id not in engine.storing:
             return Unknown.PROBE
-        if event.matched is None and engine.missing is not None:  # an unknown store may be on its way
+        if event.matched is None and engine.missing is not None:  # an unknown store may be open
             return engine.missing
         numbers = {"matched": event.matched, "returned": event.answer, "answered": reset.succeeded}
         return Drift(numbers, [reset, event])

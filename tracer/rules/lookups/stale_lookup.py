@@ -10,10 +10,10 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
-    """The earlier lookup with the result that `lookup` repeats although vLLM's computed tokens have changed since, or None.
+    """The earlier lookup whose result `lookup` repeats although vLLM's computed tokens have changed since, or None.
 
-    The result may be repeated as the number that was returned then, or as the length that was matched then. A connector
-    that says it has recomputed the answer repeats nothing: the same number is then a coincidence.
+    The repeated result may be the number that was returned, or the length that was matched. If a connector reports that it
+    recomputed the answer, an equal number is a coincidence.
     """
     if lookup.cached is False:
         return None
@@ -37,7 +37,7 @@ class StaleLookup(RequestRule[Lookup]):
             return OK if event.matched is not None else None
         source = earlier_source(event, account)
         if source is None and not event.cached:
-            return None  # too much, but not stale: over-report judges it
+            return None  # too many tokens, but not stale: over-report judges it
         numbers = {
             "total": event.total,
             "matched": event.matched,

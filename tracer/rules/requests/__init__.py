@@ -1,1 +1,1 @@
-"""Rules about the whole of a request: that it is admitted, goes on, and is not ended by a failing call."""
+"""Rules about a request as a whole: it is admitted, makes progress, and is not ended by a failing call."""

@@ -10,7 +10,7 @@ from kvtrail.tracer.rules.loads.incomplete_load import wanted
 from kvtrail.tracer.rules.rule import RequestRule
 
 OF_THE_GUARD = "ContractBreach"
-"""With this an error begins that `guard: raise` raised, and not the connector."""
+"""The beginning of an error that was raised by `guard: raise`, not by the connector."""
 CALLS = {Kind.LOOKUP: "get_num_new_matched_tokens", Kind.ALLOC: "update_state_after_alloc"}
 
 
@@ -35,7 +35,7 @@ class FailedCall(RequestRule[Failure | Lookup | Alloc]):
 
 
 def _short_load(account: Account) -> Load | None:
-    """The load of the epoch's last step that brought too little, if it was not reported."""
+    """The load of the epoch's last step that moved too few tokens, if this was not reported."""
     evidence = account.evidence
     short = evidence.short or evidence.short_elsewhere
     if short is None or evidence.load_failed or short.epoch != account.epoch or short.count >= wanted(short, account):
@@ -44,7 +44,7 @@ def _short_load(account: Account) -> Load | None:
 
 
 def _last_events(account: Account) -> list[Event]:
-    """What last happened to the request in its epoch: its lookup, its allocation, and its step."""
+    """The request's last lookup, allocation and step in its epoch."""
     evidence = account.evidence
     lookup = [each for each in [*evidence.recent_lookups][-1:] if each.epoch == account.epoch]
     events: list[Event] = [*lookup, *[*evidence.allocs.values()][-1:]]

@@ -6,7 +6,7 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import EngineRule
 
 IN_VAIN = 3
-"""This many consecutive preemptions that free nothing are no accident."""
+"""Number of consecutive preemptions that free nothing from which on the rule reports them."""
 
 
 class Preemptions:
@@ -19,7 +19,7 @@ class Preemptions:
         self.row = [*self.since_run(engine), event]
 
     def since_run(self, engine: Engine) -> list[Preempt]:
-        """Those since the last step of a request."""
+        """The preemptions since the last step of a request."""
         return [each for each in self.row if each.sequence > engine.ran_number]
 
 

@@ -6,12 +6,12 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement
 from kvtrail.tracer.rules.rule import EngineRule
 
 STUCK_S = 240.0
-"""How long a step may take: vLLM itself ends an engine after 300 s (`VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS`), but only if it has
-several workers, and only if these do not answer."""
+"""Maximum time of a step in seconds. vLLM itself ends an engine after 300 s (`VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS`), but only
+if it has several workers, and only if these do not answer."""
 
 
 class InStep:
-    """The first of the latest heartbeats between which no step has begun, requests ran, and nothing was paused."""
+    """The first of the consecutive latest heartbeats between which requests ran, no step began, and nothing was paused."""
 
     def __init__(self) -> None:
         self.first: Heartbeat | None = None

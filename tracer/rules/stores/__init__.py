@@ -1,1 +1,1 @@
-"""Rules about what a connector stores, under which key, and what it evicts."""
+"""Rules about a connector's stores, their keys, and its evictions."""

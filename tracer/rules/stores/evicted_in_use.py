@@ -6,7 +6,7 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
 from kvtrail.tracer.rules.rule import EngineRule
 
 MAX_FETCHES = 10_000
-"""Requests for which it is remembered what was fetched."""
+"""Maximum number of requests whose fetched chunks are remembered."""
 
 
 class Fetches:
@@ -49,7 +49,7 @@ class EvictedInUse(EngineRule[Alloc | LoadPlan | Evict | Prefetch]):
 
 
 def _judge_found(event: Alloc | LoadPlan, engine: Engine) -> Judgement:
-    """Whether the store still holds what a lookup found, or a load is to read."""
+    """Whether the store still holds the chunks that a lookup found or that a load will read."""
     witness: list[Event] = [event]
     if type(event) is LoadPlan:
         keys, count = event.chunk_keys, event.count

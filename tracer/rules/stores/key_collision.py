@@ -8,7 +8,7 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import EngineRule
 
 MAX_WRITERS = 100_000
-"""Chunks, and versions of adapters, that are remembered."""
+"""Maximum number of remembered chunks, and of versions of adapters."""
 
 
 @dataclass(slots=True)
@@ -17,8 +17,8 @@ class Writer:
 
     Attributes:
         identity: adapter and salt of the request that stored it first.
-        store: that plan.
-        version: of the adapter, when the chunk was copied last; None without an adapter, or where it is not known.
+        store: the plan of this store.
+        version: the version of the adapter when the chunk was last copied; None without an adapter, or if unknown.
     """
 
     identity: str
@@ -28,12 +28,12 @@ class Writer:
 
 @dataclass(slots=True)
 class Writers:
-    """Who wrote the chunks in an engine's stores: chunks outlast the requests that stored them.
+    """The writers of the chunks in an engine's stores. Chunks outlast the requests that stored them.
 
     Attributes:
-        of: by connector and key, who stored the chunk first.
-        versions: by identity and version of its adapter, the number of the last start of a request with it: the adapter was
-            not replaced before.
+        of: the first writer of each chunk, by connector and key.
+        versions: by identity and version of its adapter, the number of the last start of a request with it. The adapter was
+            not replaced before this start.
     """
 
     of: dict[tuple[str, str], Writer] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Writers:
             self.versions[event.identity, event.adapter_version] = event.sequence
 
     def _enter_store_plan(self, event: StorePlan, engine: Engine) -> None:
-        """What is copied has the weights of the request's adapter."""
+        """Enter a store. The copied KV was computed with the weights of the request's adapter."""
         identity, version = engine.met.get(event.request or "", (None, None))
         if identity is None or len(self.of) >= MAX_WRITERS:
             return
@@ -84,7 +84,7 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
             if writer.identity != identity:
                 return Drift(numbers, [writer.store, event])
             if version is None or writer.version is None or type(event) is StorePlan:
-                continue  # what it copies again is its own
+                continue  # the request copies its own chunk again
             if writer.version != version:
                 if writers.versions.get((identity, writer.version), -1) < writer.store.sequence:
                     return Unknown.UNSEEN  # it may have run when the adapter had been replaced already

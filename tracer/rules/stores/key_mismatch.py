@@ -6,7 +6,7 @@ from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import EngineRule
 
 MAX_KEYS = 100_000
-"""Chunks that are remembered."""
+"""Maximum number of remembered chunks."""
 
 
 class Contents:

@@ -20,8 +20,8 @@ class OwnChunks:
     def __init__(self) -> None:
         self.pushed_out: dict[str, dict[str, tuple[Evict, int]]] = {}
         self._placed: dict[str, list[tuple[str, int, int, Sequence[str]]]] = {}
-        """By request, chunks that follow each other: their connector, their first token in the request, the tokens of each (1
-        if that is not known), and their keys."""
+        """By request, runs of consecutive chunks: their connector, their first token in the request, the tokens of each chunk
+        (1 if unknown), and their keys."""
 
     def _enter_load_plan(self, event: Plan, engine: Engine) -> None:
         if event.chunk_keys and event.start is not None and event.request in engine.met:
@@ -31,8 +31,8 @@ class OwnChunks:
     _enter_store_plan = _enter_load_plan
 
     def _enter_evict(self, event: Evict, engine: Engine) -> None:
-        """Enter an eviction that a request's store may have caused. A store that also holds other requests' chunks may
-        rightly keep those instead."""
+        """Enter an eviction that a request's store may have caused. A store that also holds other requests' chunks may keep
+        those instead without fault."""
         request, key = event.pushed_by, event.chunk_key
         if request not in self._placed or event.pool_tier is not None or key is None:
             return

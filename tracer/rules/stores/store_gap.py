@@ -8,7 +8,7 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 def hole(event: Store | StorePlan, account: Account) -> int | None:
-    """Where the hole before a store begins; None if there is no hole."""
+    """The first token of the gap before a store; None if there is no gap."""
     start = event.start
     if start is None or start <= (held := held_until(event.connector_id, account)):
         return None

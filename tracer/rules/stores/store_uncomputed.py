@@ -27,7 +27,7 @@ class StoreUncomputed(RequestRule[StorePlan]):
 
 
 def _step(event: StorePlan, account: Account) -> Schedule | Unknown:
-    """The step of a plan that does not say it itself."""
+    """The step of a plan that does not include its step's numbers."""
     step = account.evidence.schedule
     if not account.complete:
         return Unknown.LOST
@@ -37,7 +37,7 @@ def _step(event: StorePlan, account: Account) -> Schedule | Unknown:
 
 
 def _before_the_first_step(event: StorePlan, account: Account) -> Judgement:
-    """Nothing but what was computed or loaded at the admission is there."""
+    """Judge a store before the first step. Only the tokens that were computed or loaded at the admission exist."""
     if not account.complete:
         return Unknown.LOST
     # of a MultiConnector, the allocation for the chosen child
