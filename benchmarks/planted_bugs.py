@@ -1,6 +1,6 @@
 """Bugs planted in small host caches, and what `kvtrail check` says of each, without a probe: found or missed, after how many
-steps, by which oracle. With --correct, what it says of connectors without a bug, of which it must find none to be wrong. It
-goes on where it was stopped; `--afresh` forgets what is known."""
+steps, by which oracle. With --correct it checks connectors without a bug, and must find nothing. It resumes where it was
+stopped; `--afresh` starts over."""
 
 from __future__ import annotations
 

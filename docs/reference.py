@@ -222,7 +222,7 @@ def metrics() -> str:
     for collector in made.registry._collector_to_names:
         for each in collector.collect():
             labels: Sequence[str] = getattr(collector, "_labelnames", ()) or getattr(each, "_labelnames", ())
-            title = next((by_label[label] for label in by_label if label in labels), "The sidecar itself")
+            title = next((title for label, title in by_label.items() if label in labels), "The sidecar itself")
             name = f"{each.name}_total" if each.type == "counter" else each.name
             rows[title].append((f"`{name}`", each.type, ", ".join(labels), each.documentation))
     tables = (

@@ -30,8 +30,8 @@ class ReadBlock(NamedTuple):
 JudgeOne = Callable[[Check, Sequence[int], CheckResult], None]
 """Judges one check, with the fingerprints of its blocks, into this result."""
 LastCheck = tuple[int, int, bool, str]
-"""What a block held when it was last checked: its hash, its fingerprint, whether that was right, and who had filled it. It is
-no class, since a step makes hundreds."""
+"""A block at its last check: its hash, its fingerprint, whether that was right, and the request that had filled it. A plain
+tuple, since a step makes hundreds."""
 _UNCHECKED = -1
 """No fingerprint."""
 
@@ -89,8 +89,8 @@ class Judge:
         judge(doubted, check, contents, result)
 
     def _judge_computed(self, doubted: set[str], check: Check, contents: Sequence[int], result: CheckResult) -> None:
-        """What a request has computed is right if it had met no mismatch, and in doubt if one came to light just now. A step
-        computes hundreds of blocks: `zip` goes through them without the interpreter."""
+        """The blocks that a request computed are right if it had met no mismatch, and in doubt if one was found just now. A
+        step computes hundreds of blocks: `zip` goes through them without the interpreter."""
         group, source, blocks = check.group, check.recorded_id, check.blocks
         result.blocks += len(blocks)
         if self._recomputed:
@@ -233,7 +233,7 @@ class Judge:
         self._results.add(result)
 
     def _remember(self, group: int, block: ReadBlock, match: Match, source: str) -> None:
-        """What a block was found to hold, and who had filled it."""
+        """Note the content of a block at this check, and the request that had filled it."""
         self._last[group][block.block] = block.hash, block.content, match is True, source
 
     def _match(self, check: Check, block: ReadBlock) -> Match:

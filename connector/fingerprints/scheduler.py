@@ -236,9 +236,12 @@ class CheckScheduler:
         self._begin_epoch(state)
         state.blocks = [
             _Blocks(
-                one.unit, one.unit // self._hash_size, one.boundary > 0, [(one, []), *((each, []) for each in others)]
+                groups[0].unit,
+                groups[0].unit // self._hash_size,
+                groups[0].boundary > 0,
+                [(group, []) for group in groups],
             )
-            for one, *others in self._alike
+            for groups in self._alike
         ]
 
     def _begin_epoch(self, state: _RequestState) -> None:
