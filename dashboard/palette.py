@@ -75,7 +75,7 @@ LEVEL = {
 """Levels of sentences on the first page."""
 STATE = {
     "running": Meaning(GREEN, "sends spans or heartbeats"),
-    "silent": Meaning(ORANGE, "sends nothing, without an end record"),
+    "lost_contact": Meaning(ORANGE, "sends nothing, without an end record"),
     "died": Meaning(RED, "ended with an error"),
     "drained": Meaning(GREY, "ended cleanly"),
     "replaced": Meaning(GREY, "replaced by another engine"),
@@ -99,10 +99,10 @@ OUTCOME = {
     "aborted": Meaning(GREY, "its caller gave up"),
     "failed": Meaning(RED, "a call about it raised, or it ended in an error"),
     "lost": Meaning(RED, "it was open when its engine ended"),
-    "unheard": Meaning(ORANGE, "contact with its engine was lost"),
+    "lost_contact": Meaning(ORANGE, "contact with its engine was lost"),
 }
 """Outcomes of a request."""
-LABELS = {"silent": "contact lost", "unheard": "contact lost", "unseen": "not seen"}
+LABELS = {"lost_contact": "contact lost", "unseen": "not seen"}
 """Display words of states and outcomes that differ from the API's."""
 VERDICT = {
     "ok": Meaning(GREEN, "what was checked agrees, and nothing is missing"),

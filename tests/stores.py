@@ -1,4 +1,4 @@
-"""Stores to test: a tracer's own file, and ClickHouse, which is sent what the file's outbox has."""
+"""Stores to test: a tracer's own file, and ClickHouse, which is sent what the file's spool has."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from wire import encoded
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.outbox_sender import OutboxSender, Sink
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
+from kvtrail.tracer.serve.spool_sender import Sink, SpoolSender
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
-from kvtrail.tracer.store.sqlite.outbox import Outbox
+from kvtrail.tracer.store.sqlite.spool import Spool
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 FOR_EVER_HOURS = 10.0**6
@@ -41,22 +41,22 @@ class FleetTracer:
 
     Attributes:
         local, fleet: what readers of its own file, and of ClickHouse, see.
-        outbox: what waits.
+        spool: what waits.
     """
 
     def __init__(self, folder: Path, address: Address, *, most_bytes: int = ROOMY) -> None:
         self.path = folder / "own.db"
         self.address = address
-        self.outbox = Outbox(self.path, most_bytes=most_bytes)
-        self.writer = SqliteWriter(self.path, outbox=self.outbox)
+        self.spool = Spool(self.path, most_bytes=most_bytes)
+        self.writer = SqliteWriter(self.path, spool=self.spool)
         self.pipeline = Pipeline(self.writer, Metrics(), grace_ns=0)
-        self.sender = OutboxSender(self.outbox, self.sink)
+        self.sender = SpoolSender(self.spool, self.sink)
         self.now_s = 0.0
         self.sender.others = RemoteHandoffs(self.pipeline, clock=lambda: self.now_s)
         self.local = SqliteReader(self.path)
 
     def sink(self) -> Sink:
-        return ClickHouseWriter(self.address, tracer=self.outbox.tracer(), retain_hours=FOR_EVER_HOURS)
+        return ClickHouseWriter(self.address, tracer=self.spool.tracer(), retain_hours=FOR_EVER_HOURS)
 
     @property
     def fleet(self) -> ClickHouseReader:

@@ -100,7 +100,7 @@ class CheckPlan:
     Attributes:
         step: its number.
         before: the checks before the step.
-        unseen: blocks that were computed, may have been stored, and cannot be read any more: their hashes have further,
+        unreadable: blocks that were computed, may have been stored, and cannot be read any more: their hashes have further,
             unknown contents.
         states: recurrent states that requests begin with, to be checked after these and before the step.
         loads: loads to be checked after the step.
@@ -115,7 +115,7 @@ class CheckPlan:
 
     step: int = 0
     before: list[Check] = field(default_factory=list)
-    unseen: list[Check] = field(default_factory=list)
+    unreadable: list[Check] = field(default_factory=list)
     states: list[Check] = field(default_factory=list)
     loads: list[Check] = field(default_factory=list)
     async_loads: list[Check] = field(default_factory=list)
@@ -128,5 +128,5 @@ class CheckPlan:
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
-        checks = self.before or self.unseen or self.states or self.loads or self.async_loads or self.handed_over
+        checks = self.before or self.unreadable or self.states or self.loads or self.async_loads or self.handed_over
         return bool(checks or self.restarted or self.rewound or self.ended or self.reset)

@@ -207,7 +207,7 @@ class CheckScheduler:
         for check in checks:
             some = check.without(blocks)
             if some is not check and check.kind == COMPUTED:
-                plan.unseen.append(check.only([block in blocks for block in check.blocks]))
+                plan.unreadable.append(check.only([block in blocks for block in check.blocks]))
             if some.blocks:
                 plan.before.append(some)
 
@@ -316,7 +316,7 @@ class CheckScheduler:
                     checks += self._checks_of_states_left(state, blocks, computed)
                 elif end:
                     for each in {computed, end}:
-                        self._plan.unseen += self._checks_of_states_left(state, blocks, each)
+                        self._plan.unreadable += self._checks_of_states_left(state, blocks, each)
                 last = computed // unit
             else:
                 last = min(full // unit, len(blocks.tables[0][1]))
@@ -338,7 +338,7 @@ class CheckScheduler:
         for group, table in blocks.tables:
             kept, of_group = min(last, max(first, group.first_kept(computed))), [(group, table)]
             if self._ends.get(state.request.request_id):
-                self._plan.unseen += self._checks(state, COMPUTED, blocks, of_group, first, kept)
+                self._plan.unreadable += self._checks(state, COMPUTED, blocks, of_group, first, kept)
             checks += self._checks(state, COMPUTED, blocks, of_group, kept, last)
         return checks
 

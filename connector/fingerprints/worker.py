@@ -85,7 +85,7 @@ class CheckWorker:
             self._readings.end_batches()
             self._readings.run_ready()
             self._judge.clear()
-        for check in plan.unseen:
+        for check in plan.unreadable:
             self._judge.miss(check)
         for request_id in plan.restarted:
             self._async_loads.pop(request_id, None)

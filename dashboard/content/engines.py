@@ -53,7 +53,7 @@ def counts(engines: Sequence[Row], shown: TimeRange) -> str:
     return f"{'; '.join(parts) or 'None in this range'}."
 
 
-_ORDER = ("died", "silent", "running", "drained", "replaced", "unseen")
+_ORDER = ("died", "lost_contact", "running", "drained", "replaced", "unseen")
 """Engines that need attention first, then those that serve."""
 
 
@@ -94,7 +94,7 @@ def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
 
 def _end(engine: Row, *, now_ns: int) -> str | None:
     """When and why an engine ended, if known."""
-    if engine["state"] not in ("died", "drained", "silent"):
+    if engine["state"] not in ("died", "drained", "lost_contact"):
         return None
     at = text.clock(engine["ended_ns"], now_ns=now_ns).partition(".")[0] if engine["ended_ns"] else ""
     why = ended(engine["ended_by"]) if engine["ended_by"] == NO_END_RECORD else engine["ended_by"]
@@ -110,14 +110,14 @@ def recorder_rows(recorders: Iterable[Row]) -> list[Row]:
             "Dropped": recorder["dropped"],
             "Why dropped": ", ".join(f"{why} {count(n)}" for why, n in recorder.get("dropped_by", {}).items()) or None,
             "Gaps": recorder["missing"],
-            "Not recorded": ", ".join(f"{kind} {count(n)}" for kind, n in recorder["untold"].items()) or None,
+            "Not recorded": ", ".join(f"{kind} {count(n)}" for kind, n in recorder["unrecorded"].items()) or None,
             "Not known here": ", ".join(f"{name} {count(n)}" for name, n in recorder["unknown"].items()) or None,
             "Probes off": ", ".join(recorder["probes_off"]) or None,
             "Lag": duration(recorder["lag_ns"]),
             "Last seen": text.moment(recorder["last_ns"]),
         }
         for recorder in sorted(recorders, key=lambda each: (-each["last_ns"], each["id"]))
-        if any(recorder[name] for name in ("dropped", "missing", "untold", "unknown", "probes_off"))
+        if any(recorder[name] for name in ("dropped", "missing", "unrecorded", "unknown", "probes_off"))
     ]
 
 

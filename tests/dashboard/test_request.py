@@ -199,7 +199,7 @@ def recorder(**changes: Any) -> dict[str, Any]:
         "last_ns": START_NS,
         "heard_ns": START_NS,
         "lag_ns": 0,
-        "untold": {},
+        "unrecorded": {},
         "unknown": {},
         "probes_off": [],
         "gives_signs": True,

@@ -44,7 +44,7 @@ def test_a_cell_is_what_people_read(column: Column, value: Any, cell: Any) -> No
 
 def test_columns_say_how_they_look_and_numbers_are_at_the_right() -> None:
     rows: list[Row] = [
-        {"Request": "r", "State": ["silent"], "Loads": 2},
+        {"Request": "r", "State": ["lost_contact"], "Loads": 2},
         {"Request": "s", "State": ["died"], "Loads": None, "Late": 1},
     ]
     looks = {
@@ -54,7 +54,7 @@ def test_columns_say_how_they_look_and_numbers_are_at_the_right() -> None:
     columns = payload(rows, looks)["columns"]
     assert [each["label"] for each in columns] == ["Id", "State", "Loads", "Late"]
     assert columns[0] == {"label": "Id", "help": "vLLM's", "kind": "text"}
-    assert columns[1]["labels"]["silent"] == [
+    assert columns[1]["labels"]["lost_contact"] == [
         "contact lost",
         f"light-dark({palette.ORANGE.light}, {palette.ORANGE.dark})",
     ]

@@ -399,7 +399,7 @@ def recorder(**changes: Any) -> dict[str, Any]:
         "dropped": 0,
         "missing": 0,
         "status": "running",
-        "untold": {},
+        "unrecorded": {},
         "unknown": {},
         "probes_off": [],
         "gives_signs": True,
@@ -428,13 +428,13 @@ def engine(name: str, *recorders: dict[str, Any], **changes: Any) -> dict[str, A
 def test_died_drained_and_silent_are_three_things() -> None:
     """A dead engine was `closed`."""
     died = engine("a", state="died", ended_ns=NOW_NS, ended_by="AssertionError: 256", lost=8)
-    silent = engine("b", recorder(last_ns=START_NS), state="silent", ended_ns=START_NS)
+    silent = engine("b", recorder(last_ns=START_NS), state="lost_contact", ended_ns=START_NS)
     drained = engine("c", state="drained", ended_ns=START_NS)
     ordered = engines.in_order([drained, engine("e"), silent, died, engine("d", service="another")])
     rows = engines.engine_rows(ordered, now_ns=NOW_NS)
     assert [(row["Engine"], row["State"], row["Ended of"], row["Open at its end"]) for row in rows] == [
         ("pod-a", ["died"], "02:24:36: AssertionError: 256", 8),
-        ("pod-b", ["silent"], "01:24:36", None),
+        ("pod-b", ["lost_contact"], "01:24:36", None),
         ("pod-d", ["running"], None, None),
         ("pod-e", ["running"], None, None),
         ("pod-c", ["drained"], "01:24:36", None),
@@ -450,7 +450,7 @@ def test_only_recorders_that_lose_something_are_listed() -> None:
 
 
 def test_what_a_recorder_could_not_record_is_shown() -> None:
-    odd = recorder(id="odd", untold={"kv.lookup": 1200, "probe.keys": 100}, probes_off=["LMCacheConnectorV1"])
+    odd = recorder(id="odd", unrecorded={"kv.lookup": 1200, "probe.keys": 100}, probes_off=["LMCacheConnectorV1"])
     (row,) = engines.recorder_rows([recorder(id="fine"), odd])
     assert (row["Recorder"], row["Not recorded"]) == ("odd", "kv.lookup 1,200, probe.keys 100")
     assert row["Probes off"] == "LMCacheConnectorV1"

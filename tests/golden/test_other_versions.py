@@ -80,7 +80,7 @@ def other_values(spans: list[Span], rng: random.Random) -> list[Span]:
         if span.name == Kind.REQUEST and rng.random() < 0.3:
             new[KEYS["outcome"]] = "evaporated"
         if span.name == Kind.HEARTBEAT:
-            new[KEYS["recorder_untold"]] = ("kv.dream:3", "odd", "probe.dreams:x")
+            new[KEYS["recorder_unrecorded"]] = ("kv.dream:3", "odd", "probe.dreams:x")
         changed.append(with_attributes(span, **new))
     return changed
 

@@ -168,7 +168,7 @@ class Detector:
         for recorder in self._recorders.values():
             order = recorder.order
             if not order.may_go_on and order.is_overdue(before_ns):
-                order.given_up = max(order.early)
+                order.skipped_to = max(order.early)
             if order.may_go_on:
                 self._catch_up(recorder)
                 self._deadlines.catch_up(recorder)
@@ -469,7 +469,7 @@ class Detector:
         """Enter waiting events, in order, as far as they are next or the missing ones before them were given up."""
         order, engine = recorder.order, recorder.engine
         for number in sorted(order.early):
-            if number > max(order.expected, order.given_up):
+            if number > max(order.expected, order.skipped_to):
                 break
             if self._is_enough():
                 self.is_unsettled = True
@@ -491,7 +491,7 @@ class Detector:
                     self.lost[event.engine] += number - heard
             self._enter_engine(event, recorder)
             order.expected = number + 1
-        order.given_up = -1
+        order.skipped_to = -1
 
     def _enter_engine(self, event: Event, recorder: TrackedRecorder) -> None:
         """Judge the next event, and enter it into its engine's state."""

@@ -1032,10 +1032,10 @@ class Heartbeat(Event, kw_only=True, gc=False):
         False
     )
     scheduler_step: Step | None = None
-    recorder_untold: Annotated[
+    recorder_unrecorded: Annotated[
         Keys | None,
         _on_wire(
-            "kvtrail.recorder.untold",
+            "kvtrail.recorder.unrecorded",
             "What could not be recorded since this recorder began, by kind: `kv.lookup:3`. Where an event is missing for"
             " it, so is its number. `probe.<question>`: what a connector's probe could not answer.",
         ),

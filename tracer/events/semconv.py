@@ -171,7 +171,7 @@ FAILED_REASON = "it failed; no call raised"
 NO_END_RECORD = "its process ended without a goodbye"
 """The `kvtrail.recorder.ended_by` of an end record that the export process sends in place of an engine that was killed
 or has crashed. Recorders of every version send this text."""
-UNHEARD = "unheard"
+LOST_CONTACT = "lost_contact"
 """The outcome of a request whose engine has not reported for so long that it is considered ended."""
 
 

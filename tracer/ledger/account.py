@@ -42,7 +42,7 @@ from kvtrail.tracer.events.events import (
     XferState,
 )
 from kvtrail.tracer.events.handlers import handlers
-from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD, Kind
+from kvtrail.tracer.events.semconv import CUT_OFF, LOST_CONTACT, Kind
 from kvtrail.tracer.ledger.block_table import BlockTable, names_all_blocks
 from kvtrail.tracer.ledger.facts import (
     Admitted,
@@ -357,7 +357,7 @@ class Account(Struct, eq=False):
         """Whether the request is known to compute no more tokens, and may not have computed its whole prompt."""
         is_over = self.ended_ns is not None or self.status == "failed"
         is_recorded = self.prompt is not None and bool(self.evidence.allocs)  # a log has only some of the events
-        return is_over and is_recorded and self.outcome not in (*FULL_OUTPUT, UNHEARD)
+        return is_over and is_recorded and self.outcome not in (*FULL_OUTPUT, LOST_CONTACT)
 
     def _reached(self, by_end: int | None = None) -> int | None:
         """Number of tokens computed in the epoch; None if unknown. `by_end` is vLLM's number at the request's end, which

@@ -33,13 +33,13 @@ class Stream:
     """The spans of the last numbers before the expected one; None for a number that never arrived."""
     early: dict[int, tuple[int, Event]] = field(default_factory=dict)
     """The arrival time, and the event."""
-    given_up: int = -1
-    """Missing events up to this number were given up."""
+    skipped_to: int = -1
+    """Missing events up to this number are no longer waited for."""
 
     @property
     def may_go_on(self) -> bool:
         """Whether waiting events can be entered, since they are next or the missing ones before them were given up."""
-        return bool(self.early) and (self.expected in self.early or self.expected <= self.given_up)
+        return bool(self.early) and (self.expected in self.early or self.expected <= self.skipped_to)
 
     def known(self, number: int) -> str | None:
         """The span with a number before the expected one; None if it is not remembered."""

@@ -31,7 +31,7 @@ class EngineState(StrEnum):
     """The state of an engine. The values are stored, and part of the api."""
 
     RUNNING = "running"
-    LOST_CONTACT = "silent"
+    LOST_CONTACT = "lost_contact"
     """Its heartbeats stopped without an explanation."""
     DIED = "died"
     """An exception ended it, or it ended without an end record and requests were lost with it."""

@@ -42,7 +42,7 @@ class Contact(StrEnum):
     """Whether a recorder reports. The values are part of the api."""
 
     RUNNING = "running"
-    LOST = "silent"
+    LOST = "lost_contact"
     """No heartbeat, without an explanation."""
     QUIET = "quiet"
     """Nothing arrived for a while, as expected, since it sends no heartbeats."""
@@ -64,7 +64,7 @@ class RecorderState:
         received: number of received events.
         dropped: number of events that the recorder reports as dropped.
         dropped_by: the same, by reason.
-        `untold`: the number of unrecorded items that the recorder reports, by kind.
+        `unrecorded`: the number of unrecorded items that the recorder reports, by kind.
         unknown: names in its spans that only another version of kvtrail knows, with their counts.
         probes_off: the connectors with a probe that switched itself off.
         gives_signs: whether a heartbeat ever arrived.
@@ -95,7 +95,7 @@ class RecorderState:
     received: int = 0
     dropped: int = 0
     dropped_by: dict[str, int] = field(default_factory=dict)
-    untold: dict[str, int] = field(default_factory=dict)
+    unrecorded: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
     probes_off: tuple[str, ...] = ()
     gives_signs: bool = False
@@ -166,7 +166,7 @@ class RecorderState:
     def _count_beat(self, beat: Heartbeat) -> None:
         self.dropped = max(self.dropped, beat.recorder_dropped)
         _count_up(self.dropped_by, beat.recorder_dropped_by)
-        _count_up(self.untold, beat.recorder_untold)
+        _count_up(self.unrecorded, beat.recorder_unrecorded)
         self.probes_off = beat.recorder_probes_off or self.probes_off
         self.held_bytes = self.held_bytes if beat.held_bytes is None else beat.held_bytes
         self.is_scheduler = self.is_scheduler or beat.scheduler_step is not None
@@ -189,7 +189,7 @@ class RecorderState:
         """The state as JSON-ready data."""
         names = (
             "id", "engine", "received", "dropped", "dropped_by", "missing", "last_ns", "heard_ns", "lag_ns",
-            "untold", "unknown", "probes_off", "gives_signs", "ended_by", "memory_limit", "held_bytes",
+            "unrecorded", "unknown", "probes_off", "gives_signs", "ended_by", "memory_limit", "held_bytes",
         )  # fmt: skip
         own = {name: getattr(self, name) for name in names}
         return {**own, "status": self.contact, **self.description, "connectors": sorted(self.connectors)}
@@ -251,8 +251,8 @@ class Recorders:
                 recorder.contact = Contact.LOST if recorder.gives_signs else Contact.QUIET
                 ended = any(other.contact is Contact.CLOSED for other in recorders)
                 began_again = any(other.began_at > recorder.heard_at for other in recorders)
-                given_up = recorder.gives_signs and at_ns - recorder.heard_at > TERMINATED_NS
-                if ended or began_again or given_up:
+                terminated = recorder.gives_signs and at_ns - recorder.heard_at > TERMINATED_NS
+                if ended or began_again or terminated:
                     recorder.contact = Contact.TERMINATED
             if all(
                 recorder.contact not in (Contact.RUNNING, Contact.TERMINATED, Contact.CLOSED) for recorder in recorders

@@ -6,7 +6,7 @@ strings. The outcome of an open request depends on its engine.
 
 from __future__ import annotations
 
-from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD
+from kvtrail.tracer.events.semconv import CUT_OFF, LOST_CONTACT
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.model.findings import Severity
@@ -42,7 +42,7 @@ def ending_of(status: str, reason: str | None) -> Outcome:
     if status == FINISHED:
         return Outcome.ABORTED if reason == ABORTED else Outcome.FINISHED
     if status == ABANDONED:
-        return Outcome.LOST_CONTACT if reason == UNHEARD else Outcome.LOST
+        return Outcome.LOST_CONTACT if reason == LOST_CONTACT else Outcome.LOST
     return Outcome.RUNNING
 
 
@@ -63,7 +63,7 @@ def described(status: str, reason: str | None, error: str | None) -> str:
             return f"a call about it raised {error}"
         case "finished":
             return f"it ended: {reason or 'how is not known'}"
-        case "abandoned" if reason == UNHEARD:
+        case "abandoned" if reason == LOST_CONTACT:
             return "contact with its engine was lost"
         case "abandoned":
             return "its engine ended before it did"
@@ -85,7 +85,7 @@ def is_lost(account: Account) -> bool:
     prefill engine holds them for decode."""
     end = account.evidence.end
     is_held_for_another = end is not None and end.handoff is True and end.outcome != ABORTED
-    return account.ended_ns is None or account.outcome in (CUT_OFF, UNHEARD) or is_held_for_another
+    return account.ended_ns is None or account.outcome in (CUT_OFF, LOST_CONTACT) or is_held_for_another
 
 
 ABOUT_BYTES = "byte-drift"

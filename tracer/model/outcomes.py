@@ -12,7 +12,7 @@ class Outcome(StrEnum):
     ABORTED = "aborted"
     FAILED = "failed"
     LOST = "lost"
-    LOST_CONTACT = "unheard"
+    LOST_CONTACT = "lost_contact"
     RUNNING = "running"
 
 

@@ -22,11 +22,11 @@ from kvtrail.tracer.serve.http_server import HttpServer
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.serve.limits import Limits, configure_heap, raise_descriptors, release_heap
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.outbox_sender import OutboxSender
 from kvtrail.tracer.serve.receive.grpc_receiver import GrpcReceiver
 from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
+from kvtrail.tracer.serve.spool_sender import SpoolSender
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.serve.tokens import Access, TokenFile
 from kvtrail.tracer.store import StoreError
@@ -34,7 +34,7 @@ from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
 from kvtrail.tracer.store.reader import Reader
-from kvtrail.tracer.store.sqlite.outbox import Outbox
+from kvtrail.tracer.store.sqlite.spool import Spool
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 logger = logging.getLogger("kvtrail")
@@ -81,7 +81,7 @@ class _Served:
     reader: Reader
     words: str
     intake: Intake | None = None
-    sender: OutboxSender | None = None
+    sender: SpoolSender | None = None
 
 
 def serve(
@@ -173,18 +173,18 @@ def _sidecar(
     gc.set_threshold(*GC_THRESHOLDS)
     configure_heap()
     receiver = GrpcReceiver(options.grpc_host, options.grpc_port, tokens=tokens, tls=tls)
-    path, outbox, sender = options.spool, None, None
+    path, spool, sender = options.spool, None, None
     if isinstance(store, Path):
         path = store
     else:
         store.check_client()
         # The log is in the same file.
-        outbox = Outbox(path, most_bytes=min(options.spool_mb * 2**20, options.most_bytes // 2))
-        sender = OutboxSender(
-            outbox, lambda: ClickHouseWriter(store, tracer=outbox.tracer(), retain_hours=options.retain_hours)
+        spool = Spool(path, most_bytes=min(options.spool_mb * 2**20, options.most_bytes // 2))
+        sender = SpoolSender(
+            spool, lambda: ClickHouseWriter(store, tracer=spool.tracer(), retain_hours=options.retain_hours)
         )
         metrics.watch_spool(sender)
-    writer = SqliteWriter(path, outbox=outbox, most_bytes=options.most_bytes)
+    writer = SqliteWriter(path, spool=spool, most_bytes=options.most_bytes)
     finding_log = FindingLog.from_environment()
     pipeline = Pipeline(
         writer,

@@ -61,7 +61,7 @@ def abort(rng: random.Random) -> Scenario:
     if rng.random() < 0.5:
         scenario = retry(rng)
         gone = tuple(Abort(each.id, each.at_step, When.MATCHED) for each in scenario.arrivals if _coin(rng, 0.3))
-        return _given_up_while_deferred(replace(scenario, aborts=gone))
+        return _aborted_while_deferred(replace(scenario, aborts=gone))
     scenario = _crowd(rng, requests=30, prompts=(100, 700), outputs=(10, 60), pool=(48, 80), pace=3)
     aborts = tuple(
         Abort(each.id, each.at_step + (0 if when else rng.randrange(40)), when)
@@ -69,7 +69,7 @@ def abort(rng: random.Random) -> Scenario:
         for when in [rng.choice([None, None, When.MATCHED, When.LOADING, When.PREEMPTED])]
     )
     scenario = replace(scenario, aborts=aborts, workers=replace(scenario.workers, latest_steps=8))
-    return _given_up_while_deferred(scenario)
+    return _aborted_while_deferred(scenario)
 
 
 def asynchronous(rng: random.Random) -> Scenario:
@@ -169,7 +169,7 @@ def full_store(rng: random.Random) -> Scenario:
     scenario = Scenario(
         arrivals=tuple(arrivals), resets=tuple(resets), num_blocks=pool, workers=workers, seed=rng.randrange(10**6)
     )
-    return _with_evictions_beside_loads(_given_up_while_deferred(scenario), rng)
+    return _with_evictions_beside_loads(_aborted_while_deferred(scenario), rng)
 
 
 def crowd(rng: random.Random) -> Scenario:
@@ -254,7 +254,7 @@ def mixed(rng: random.Random) -> Scenario:
     arrivals = tuple(replace(each, priority=rng.randrange(3)) for each in scenario.arrivals)
     scenario = replace(scenario, arrivals=arrivals, aborts=aborts, resets=resets)
     return _with(
-        _given_up_while_deferred(scenario),
+        _aborted_while_deferred(scenario),
         scheduling_policy=rng.choice(["fcfs", "priority"]),
         max_num_batched_tokens=rng.choice([48, 96]),
     )
@@ -571,7 +571,7 @@ def _failing_alone(rng: random.Random, scenario: Scenario) -> Scenario:
     return replace(scenario, arrivals=tuple(arrivals), aborts=tuple(aborts), resets=tuple(resets), workers=workers)
 
 
-def _given_up_while_deferred(scenario: Scenario) -> Scenario:
+def _aborted_while_deferred(scenario: Scenario) -> Scenario:
     """Every third request is aborted as soon as a lookup is answered with 'ask me later', if one is: what the connector keeps
     or fetches for it has to be given back."""
     gone = tuple(Abort(each.id, each.at_step, When.DEFERRED) for each in scenario.arrivals[::3])

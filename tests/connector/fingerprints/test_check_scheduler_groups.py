@@ -29,7 +29,7 @@ class Played:
         self.request: Any = SimpleNamespace(
             request_id="r", num_tokens=tokens, block_hashes=hashes, num_preemptions=0, num_computed_tokens=0
         )
-        self.unseen: list[tuple[int, int, int]] = []
+        self.unreadable: list[tuple[int, int, int]] = []
         """What was computed and is not checked, as the last step's plan says it."""
         self._step = -1
 
@@ -61,7 +61,7 @@ class Played:
             scheduled_new_reqs=new, scheduled_cached_reqs=cached or none, num_scheduled_tokens=scheduled, **given
         )
         plan = self.checks.plan_step(output, self._step)
-        self.unseen = [] if plan is None else [each for check in plan.unseen for each in _blocks(check)]
+        self.unreadable = [] if plan is None else [each for check in plan.unreadable for each in _blocks(check)]
         return [] if plan is None else [(check.kind, _blocks(check)) for check in _all(plan)]
 
 
@@ -110,7 +110,7 @@ def test_what_was_computed_before_a_step_without_its_request_is_checked_only_in_
     played.begin([1, 2, 3, 4, 5], 0, 160)
     played.others()
     assert played.go_on(160, 32, [6]) == [(COMPUTED, [(3, 4, 4), (4, 5, 5)])]
-    assert played.unseen == [(0, 1, 1), (1, 2, 2), (2, 3, 3)], "a connector may have stored these"
+    assert played.unreadable == [(0, 1, 1), (1, 2, 2), (2, 3, 3)], "a connector may have stored these"
 
 
 @pytest.mark.parametrize(("group", "kept"), [(FULL, {0, 1, 2, 3}), (WINDOW, {2, 3}), (CHUNKS, set())])
@@ -177,7 +177,7 @@ def test_a_state_of_an_earlier_step_is_gone() -> None:
     played.begin([0, 0, 3], 0, 96)
     played.others()
     assert played.go_on(96, 20, [4]) == []
-    assert played.unseen == [(3, 3, 3)], "a connector may have stored it"
+    assert played.unreadable == [(3, 3, 3)], "a connector may have stored it"
 
 
 def test_a_state_that_a_draft_took_too_far_is_none() -> None:
@@ -235,18 +235,18 @@ def test_blocks_that_vllm_writes_to_before_the_step_are_left_out() -> None:
     copies = [SimpleNamespace(src_block_id=9, dst_block_id=3)]
     computed = [each for each in played.go_on(128, 8, [5], kv_cache_block_copies=copies) if each[0] == COMPUTED]
     assert computed == [(COMPUTED, [(0, 1, 1), (1, 2, 2), (3, 4, 4)])]
-    assert played.unseen == [(2, 3, 3)]
+    assert played.unreadable == [(2, 3, 3)]
 
     played = Played(STATES, 300)
     played.admit([0, 0, 3], 0)
     played.begin([0, 0, 3], 0, 96)
     other = SimpleNamespace(req_id="other", block_ids=([0, 0, 2, 3],), num_computed_tokens=96)
     assert played._plan(new=[other], scheduled={"other": 8}, finished_req_ids={"r"}) == []
-    assert played.unseen == [(3, 3, 3)]
+    assert played.unreadable == [(3, 3, 3)]
 
 
 @pytest.mark.parametrize("zeroed", [[3], [9]])
-def test_what_a_preempted_request_computed_last_is_unseen_if_its_block_is_somebody_elses(zeroed: list[int]) -> None:
+def test_what_a_preempted_request_computed_last_is_unreadable_if_its_block_is_somebody_elses(zeroed: list[int]) -> None:
     """Its connector may have stored it in the step that computed it."""
     played = Played(STATES, 300)
     played.admit([0, 0, 3], 0)
@@ -254,18 +254,18 @@ def test_what_a_preempted_request_computed_last_is_unseen_if_its_block_is_somebo
     played.request.num_preemptions = 1
     checks = played.others(preempted_req_ids={"r"}, new_block_ids_to_zero=zeroed)
     state = (3, 3, 3)
-    assert (checks, played.unseen) == (([], [state]) if zeroed == [3] else ([(COMPUTED, [state])], []))
+    assert (checks, played.unreadable) == (([], [state]) if zeroed == [3] else ([(COMPUTED, [state])], []))
     played.others()
-    assert played.unseen == []
+    assert played.unreadable == []
 
 
 @pytest.mark.parametrize("group", [FULL, WINDOW, STATES])
-def test_what_a_request_takes_over_or_loads_is_not_unseen(group: Group) -> None:
+def test_what_a_request_takes_over_or_loads_is_not_unreadable(group: Group) -> None:
     """It has computed nothing under these hashes."""
     played = Played(group, 300)
     played.admit([1, 2, 3, 4, 5], 96, 32)
     played.begin([1, 2, 3, 4, 5], 128, 20, new_block_ids_to_zero=[2, 3, 4])
-    assert played.unseen == []
+    assert played.unreadable == []
     played.others()
     played.go_on(148, 10)
-    assert played.unseen == []
+    assert played.unreadable == []

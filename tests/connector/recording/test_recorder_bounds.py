@@ -255,7 +255,7 @@ def test_what_is_too_large_for_a_span_is_unknown_and_counted() -> None:
     assert len(failure.call) < MAX_TEXT  # type: ignore[attr-defined]
     assert len(failure.error or "") <= 2000
     goodbye = [event for event in transport.events() if isinstance(event, Heartbeat)][-1]
-    assert goodbye.recorder_untold == ("kv.schedule:1",)
+    assert goodbye.recorder_unrecorded == ("kv.schedule:1",)
 
 
 # The ring is bounded in bytes.

@@ -92,4 +92,4 @@ def test_one_odd_event_in_a_batch_costs_itself_only() -> None:
     assert (odd["total"], odd.get("matched"), odd["returned"], odd["is_async"]) == (1, None, 1, True)
     assert {event.numbers()["total"] for event in transport.lookups()} == {1, 700}
     heartbeat = [event for event in transport.events() if isinstance(event, Heartbeat)][-1]
-    assert heartbeat.recorder_untold == ("kv.lookup:1",)
+    assert heartbeat.recorder_unrecorded == ("kv.lookup:1",)

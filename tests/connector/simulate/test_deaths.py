@@ -122,8 +122,8 @@ def test_an_engine_killed_with_all_its_processes_has_lost_contact(
         states.append((engine_now["state"], engine_now["ended_by"], engine_now["lost"]))
     outcomes = {row["external"]: row["outcome"] for row in client.get("/api/requests").json()}
     pipeline.close()
-    assert states == [("running", None, 0), ("silent", None, 6)]
-    assert outcomes == dict.fromkeys(OPEN, "unheard")
+    assert states == [("running", None, 0), ("lost_contact", None, 6)]
+    assert outcomes == dict.fromkeys(OPEN, "lost_contact")
 
 
 def heard(receiver: ForeignReceiver) -> dict[str, str]:

@@ -112,4 +112,4 @@ def beats(transport: MemoryTransport) -> list[Heartbeat]:
 
 
 def last_not_recorded(transport: MemoryTransport) -> tuple[str, ...] | None:
-    return beats(transport)[-1].recorder_untold if beats(transport) else None
+    return beats(transport)[-1].recorder_unrecorded if beats(transport) else None

@@ -45,7 +45,7 @@ def test_a_scheduler_output_of_another_vllm_costs_its_steps_and_nothing_else(cap
         " undisturbed."
     ]
     assert len(transport.lookups()) == 1
-    assert last_heartbeat(transport).recorder_untold == ("kv.schedule:2",)
+    assert last_heartbeat(transport).recorder_unrecorded == ("kv.schedule:2",)
 
 
 def test_one_odd_request_costs_one_event() -> None:
@@ -64,7 +64,7 @@ def test_one_odd_request_costs_one_event() -> None:
     recorder.close(SLOW_S)
     numbers = [(e.request, e.sequence, e.request_sequence) for e in transport.lookups()]
     assert numbers == [("good", 0, 0), ("odd", 2, 1), ("good", 3, 1)]
-    assert last_heartbeat(transport).recorder_untold == ("kv.lookup:1",)
+    assert last_heartbeat(transport).recorder_unrecorded == ("kv.lookup:1",)
     assert recorder.dropped == 0, "nothing came too late or too fast"
 
 
@@ -152,7 +152,7 @@ def test_a_probe_that_fails_now_and_then_costs_those_answers() -> None:
     matched = [e.numbers().get("matched") for e in transport.lookups()]
     assert matched == [256, 256, None] * MAX_PROBE_FAILURES + [256, 256]
     assert [e.request_sequence for e in transport.lookups()] == list(range(len(matched))), "no event is missing"
-    assert last_heartbeat(transport).recorder_untold == (f"probe.lookup:{MAX_PROBE_FAILURES}",)
+    assert last_heartbeat(transport).recorder_unrecorded == (f"probe.lookup:{MAX_PROBE_FAILURES}",)
     assert last_heartbeat(transport).recorder_probes_off is None
 
 

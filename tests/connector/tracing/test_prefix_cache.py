@@ -332,4 +332,4 @@ def test_what_fails_in_telling_costs_nothing_else(monkeypatch: pytest.MonkeyPatc
     assert [first.cache_whole, stopped.cache_whole] == [True, False]
     assert not stopped.cache_changes
     beats = [event for event in transport.events() if isinstance(event, Heartbeat)]
-    assert beats[-1].recorder_untold == ("kv.cache:1",)
+    assert beats[-1].recorder_unrecorded == ("kv.cache:1",)

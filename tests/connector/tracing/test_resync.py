@@ -106,7 +106,7 @@ def test_a_list_that_a_probe_cannot_finish_has_no_end(monkeypatch: pytest.Monkey
     reported = [event for event in transport.events() if isinstance(event, e.Holdings)]
     assert [(event.holdings_first, event.holdings_last) for event in reported] == [(True, False)] * 2
     heartbeat = [event for event in transport.events() if isinstance(event, e.Heartbeat)][-1]
-    assert heartbeat.recorder_untold == ("probe.held_keys:2",)
+    assert heartbeat.recorder_unrecorded == ("probe.held_keys:2",)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ FIRST = "was started, the first of its service and model"
             ],
         ),
         (
-            (launch("a", 10, 50, how="silent"), launch("b", 700)),
+            (launch("a", 10, 50, how="lost_contact"), launch("b", 700)),
             [
                 ("deploy", 10, "a", FIRST),
                 ("contact lost", 50, "a", "stopped reporting"),

@@ -179,8 +179,8 @@ def test_silence_is_silent_until_something_is_heard(tracer: Tracer) -> None:
     tracer.hear(events)
     tracer.wait(CONTACT_NS + S)
     engine = tracer.engine()
-    assert [engine[name] for name in ("state", "ended_ns", "lost")] == ["silent", events[-1].end_ns, 1]
-    assert tracer.get("/api/requests")[0]["outcome"] == "unheard"
+    assert [engine[name] for name in ("state", "ended_ns", "lost")] == ["lost_contact", events[-1].end_ns, 1]
+    assert tracer.get("/api/requests")[0]["outcome"] == "lost_contact"
     tracer.hear([replace(events[-1], sequence=events[-1].sequence + 1)])
     tracer.wait(0)
     engine = tracer.engine()
@@ -192,7 +192,7 @@ def test_a_goodbye_that_comes_after_the_silence_counts(tracer: Tracer) -> None:
     events = alive(DIED)
     tracer.hear(alive())
     tracer.wait(CONTACT_NS + S)
-    assert tracer.state == "silent"
+    assert tracer.state == "lost_contact"
     events = alive()
     tracer.hear(ending(events, TALE))
     tracer.wait(0)
@@ -312,7 +312,7 @@ def test_an_engine_that_leaves_while_its_tracer_is_away_has_lost_contact(tracer:
     assert tracer.state == "unseen", "it may be heard any moment"
     tracer.wait(CONTACT_NS + S)
     engine = tracer.engine()
-    assert (engine["state"], engine["lost"]) == ("silent", 1)
+    assert (engine["state"], engine["lost"]) == ("lost_contact", 1)
     assert engine["ended_ns"] == events[-2].end_ns, "of its last event about a request: heartbeats are not read back"
 
 
@@ -331,7 +331,7 @@ def test_an_engine_that_goes_on_while_its_tracer_is_away_runs(tracer: Tracer) ->
     tracer.wait(2 * S)
     assert tracer.state == "running"
     tracer.wait(CONTACT_NS + S)
-    assert (tracer.state, tracer.engine()["lost"]) == ("silent", 1)
+    assert (tracer.state, tracer.engine()["lost"]) == ("lost_contact", 1)
 
 
 def test_what_was_lost_is_counted_again_when_what_was_missing_has_come(tracer: Tracer) -> None:
@@ -353,7 +353,7 @@ def test_the_state_of_an_engine_that_is_forgotten_stays(tracer: Tracer) -> None:
     tracer.wait(CONTACT_NS + S)
     tracer.wait(FORGET_SILENT_NS + S)
     assert not tracer.pipeline.recorders.values()
-    assert tracer.state == "silent"
+    assert tracer.state == "lost_contact"
 
 
 # With ClickHouse.

@@ -277,7 +277,7 @@ def test_engines_that_left_leave_nothing_behind(
     assert stored.pop("engine-here") == "admitted"
     assert set(stored.values()) == {"abandoned"}
     outcomes = {row.outcome for row in SqliteReader(tmp_path / "s.db").requests() if row["engine"] in stored}
-    assert outcomes == {semconv.CUT_OFF if goodbye else semconv.UNHEARD}
+    assert outcomes == {semconv.CUT_OFF if goodbye else semconv.LOST_CONTACT}
 
 
 def test_an_engine_that_left_is_shown_until_prometheus_has_read_it(pipeline: Pipeline, clock: Clock) -> None:
@@ -315,12 +315,12 @@ def test_what_recorders_could_not_record_is_in_the_api(pipeline: Pipeline, tmp_p
     events = life("a", goodbye=False)
     (beat, *_) = heartbeats(events, later_s=5)
     odd = ("kv.lookup:3", "probe.keys:100", "no number")
-    reported = replace(beat, recorder_untold=odd, recorder_probes_off=("Some",))  # type: ignore[call-arg]
+    reported = replace(beat, recorder_unrecorded=odd, recorder_probes_off=("Some",))  # type: ignore[call-arg]
     pipeline.ingest(encoded([*events, reported]), transport="grpc")
     pipeline.tidy()
     client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline.metrics))
     (recorder,) = client.get("/api/health").json()["recorders"]
-    assert recorder["untold"] == {"kv.lookup": 3, "probe.keys": 100}
+    assert recorder["unrecorded"] == {"kv.lookup": 3, "probe.keys": 100}
     assert recorder["probes_off"] == ["Some"]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvtrail.tracer.events.semconv import CUT_OFF, UNHEARD
+from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.semconv import CUT_OFF
 from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.liveness.request_outcome import described, impact_of, of_ending, outcome_of
 from kvtrail.tracer.model.outcomes import Impact, Outcome
@@ -20,8 +21,8 @@ RUNNING, DIED, LOST_CONTACT = EngineState.RUNNING, EngineState.DIED, EngineState
         ("finished", "error", RUNNING, Outcome.FAILED),
         ("failed", CUT_OFF, DIED, Outcome.FAILED),
         ("abandoned", CUT_OFF, RUNNING, Outcome.LOST),
-        ("abandoned", UNHEARD, LOST_CONTACT, Outcome.LOST_CONTACT),
-        ("abandoned", UNHEARD, EngineState.REPLACED, Outcome.LOST),
+        ("abandoned", semconv.LOST_CONTACT, LOST_CONTACT, Outcome.LOST_CONTACT),
+        ("abandoned", semconv.LOST_CONTACT, EngineState.REPLACED, Outcome.LOST),
         ("loading", None, LOST_CONTACT, Outcome.LOST_CONTACT),
         ("loading", None, DIED, Outcome.LOST),
         ("loading", None, EngineState.NOT_OBSERVED, Outcome.RUNNING),
@@ -42,7 +43,7 @@ def test_how_a_request_ended_in_words() -> None:
     assert described("failed", None, "AssertionError: 3") == "a call about it raised AssertionError: 3"
     assert described("finished", "stopped", None) == "it ended: stopped"
     assert described("abandoned", CUT_OFF, None) == "its engine ended before it did"
-    assert described("abandoned", UNHEARD, None) == "contact with its engine was lost"
+    assert described("abandoned", semconv.LOST_CONTACT, None) == "contact with its engine was lost"
     assert described("running", None, None) == "the recording ends before it does"
 
 

@@ -366,7 +366,7 @@ def test_a_sentence_is_right_where_a_number_is_not_known(text: str, rule: str, s
         ("[1 2]", "end computed 64", None),
         ("[1 2]", "end computed 65", {"computed": 65, "table_length": 2, "room": 64}),
         ("[1 2]", "end [1 2]", None),
-        ("[1 2]", "end [1 2 9]", {"untold": [9], "table_length": 2}),
+        ("[1 2]", "end [1 2 9]", {"unreported": [9], "table_length": 2}),
         ("[1 2]", "end [0 2]", None),
         ("[1 2 | 7 8]", "end computed 64", None),
         ("[1 2 3 | 7 8]", "end computed 65", {"computed": 65, "table_length": 2, "room": 64, "group": 1}),

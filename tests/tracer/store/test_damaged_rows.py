@@ -117,13 +117,13 @@ def test_spans_that_do_not_decompress_are_damage_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        "UPDATE outbox SET body = x'00' WHERE number = 2",
-        "UPDATE outbox SET body = '', bytes = 'many', spans = x'ff', at_ns = 'x' WHERE number = 2",
-        "UPDATE outbox SET body = CAST('{' AS TEXT) WHERE number = 2",
-        "UPDATE outbox SET body = substr(body, 1, 30) || x'ff' || substr(body, 32) WHERE number = 2",
+        "UPDATE spool SET body = x'00' WHERE number = 2",
+        "UPDATE spool SET body = '', bytes = 'many', spans = x'ff', at_ns = 'x' WHERE number = 2",
+        "UPDATE spool SET body = CAST('{' AS TEXT) WHERE number = 2",
+        "UPDATE spool SET body = substr(body, 1, 30) || x'ff' || substr(body, 32) WHERE number = 2",
     ],
 )
-def test_a_damaged_batch_of_the_outbox_keeps_nothing_from_clickhouse(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_batch_of_the_spool_keeps_nothing_from_clickhouse(tmp_path: Path, damage: str) -> None:
     tracer = FleetTracer(tmp_path, clickhouse())
     for name in ("first", "second", "third"):
         tracer.hear(history(FINE, request=f"{name}-0123abcd", recorder=name))
@@ -131,8 +131,8 @@ def test_a_damaged_batch_of_the_outbox_keeps_nothing_from_clickhouse(tmp_path: P
     tracer.sender.send()
     sent = {span.attributes["kvtrail.request.id"] for _, span in tracer.fleet.tail(after=0) if span.attributes}
     assert sent == {"first-0123abcd", "third-0123abcd"}
-    assert tracer.outbox.waiting().batches == 0
-    assert "the store has 1 damaged row (outbox)" in (store_damage.sentence() or "")
+    assert tracer.spool.waiting().batches == 0
+    assert "the store has 1 damaged row (spool)" in (store_damage.sentence() or "")
     tracer.hear(history(FINE, request="fourth-0123abcd", recorder="fourth"))
     tracer.send()
     assert tracer.fleet.request("fourth-0123abcd") is not None
@@ -143,7 +143,7 @@ def test_a_batch_with_damaged_spans_is_one_part_that_does_not_fit(tmp_path: Path
     tracer = FleetTracer(tmp_path, clickhouse())
     broken = Batch(chunk=Chunk(payload=b"\xff" * 10, spans=1, last_ns=1))
     tracer.hear(history(FINE, request="whole-0123abcd", recorder="whole"))
-    (whole,) = [batch for _, batch in tracer.outbox.read(after=0, most_bytes=1)]
+    (whole,) = [batch for _, batch in tracer.spool.read(after=0, most_bytes=1)]
     assert len(tracer.sink().ship([(1, broken), (2, whole)])) == 1
     assert {span.attributes["kvtrail.request.id"] for _, span in tracer.fleet.tail(after=0)} == {"whole-0123abcd"}
     tracer.pipeline.close()

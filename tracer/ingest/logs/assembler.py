@@ -107,8 +107,8 @@ class Assembler:
             case Role.STORED:
                 yield from self._stored(process, record, reading)
             case Role.NOT_STORED:
-                given_up = [each for each in process.storing if reading.request in (None, each.request)][-1:]
-                process.storing = [each for each in process.storing if each not in given_up]
+                not_stored = [each for each in process.storing if reading.request in (None, each.request)][-1:]
+                process.storing = [each for each in process.storing if each not in not_stored]
             case Role.RETRIEVED:
                 process.retrieved = (record, reading)
             case Role.SHORT_OF:

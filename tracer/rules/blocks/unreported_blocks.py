@@ -30,7 +30,11 @@ class UnreportedBlocks(RequestRule[RequestEnd | Schedule]):
 def _at_end(event: RequestEnd, table: BlockTable) -> Judgement:
     if event.blocks_ids:
         unreported = sorted(set(event.blocks_ids) - {NULL_BLOCK, *table})
-        return Drift({"untold": unreported, "table_length": sum(map(len, table.groups))}, [event]) if unreported else OK
+        return (
+            Drift({"unreported": unreported, "table_length": sum(map(len, table.groups))}, [event])
+            if unreported
+            else OK
+        )
     if event.computed is None or not event.block_size:
         return None
     lacking = table.lacks(event.computed)

@@ -27,7 +27,7 @@ ASKED_AGAIN_NS = 5 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class AbortedInARow:
     """Consecutive requests that were aborted while they waited for one connector, with no completed wait in between.
 
     Attributes:
@@ -46,24 +46,24 @@ class GivenUp:
 
 
 @dataclass(slots=True)
-class GivenUps:
+class AbortedWaits:
     """The requests that wait for each connector of an engine, and those that were aborted while waiting.
 
     Attributes:
         rows: the consecutive aborted requests, by connector.
     """
 
-    rows: dict[str, GivenUp] = field(default_factory=dict)
+    rows: dict[str, AbortedInARow] = field(default_factory=dict)
     _deferred: dict[str, tuple[Lookup, Lookup]] = field(default_factory=dict)
     """By request, the first and the last of the current run of answers 'ask me later'."""
 
-    def after(self, event: RequestEnd | Heartbeat, engine: Engine) -> list[GivenUp]:
+    def after(self, event: RequestEnd | Heartbeat, engine: Engine) -> list[AbortedInARow]:
         """The rows that an event changes, by the end of one more request or by the passage of time. The load of an aborted
         request can still be received; its lookup can no longer be answered."""
         if type(event) is RequestEnd:
             since = self._waited_since(event, engine)
             before = None if since is None else self.rows.get(since.connector_id)
-            rows = [] if since is None else [GivenUp(since, event, 1)]
+            rows = [] if since is None else [AbortedInARow(since, event, 1)]
             if before is not None:
                 rows = [replace(before, last=event, count=before.count + 1)]
         else:
@@ -113,7 +113,7 @@ class GivenUps:
 
 
 class StalledConnector(EngineRule[Heartbeat | RequestEnd]):
-    State = GivenUps
+    State = AbortedWaits
 
     def judge(self, event: Heartbeat | RequestEnd, engine: Engine) -> Judgement:
         callers, transfers = _judge_callers(event, engine), None
@@ -153,10 +153,10 @@ def _judge_transfers(event: Heartbeat, engine: Engine) -> Judgement:
 
 def _judge_callers(event: RequestEnd | Heartbeat, engine: Engine) -> Judgement:
     """Whether several consecutive requests were aborted while they waited for the connector."""
-    given_up: GivenUps = engine.states[GivenUps]
-    rows = given_up.after(event, engine)
+    aborted: AbortedWaits = engine.states[AbortedWaits]
+    rows = aborted.after(event, engine)
     late = [row for row in rows if _is_late(row, engine)]
-    found = [row for row in late if not _is_late(given_up.rows.get(row.first.connector_id), engine)]
+    found = [row for row in late if not _is_late(aborted.rows.get(row.first.connector_id), engine)]
     if not found:  # several in a row make one finding
         return OK if rows else None
     return tuple(
@@ -173,7 +173,7 @@ def _judge_callers(event: RequestEnd | Heartbeat, engine: Engine) -> Judgement:
     )
 
 
-def _is_late(row: GivenUp | None, engine: Engine) -> bool:
+def _is_late(row: AbortedInARow | None, engine: Engine) -> bool:
     if row is None or row.count < LEAST_CALLERS:
         return False
     tokens = row.first.allocated if isinstance(row.first, Alloc) else 0

@@ -35,10 +35,10 @@ from kvtrail.tracer.serve.api.requests import Limit
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.limits import DEFAULTS, Limits
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.outbox_sender import OutboxSender
 from kvtrail.tracer.serve.receive.http_receiver import http_routes
 from kvtrail.tracer.serve.receive.intake import Intake
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
+from kvtrail.tracer.serve.spool_sender import SpoolSender
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.serve.tokens import Access
 from kvtrail.tracer.store import StoreError, damage
@@ -68,14 +68,14 @@ class Health(BaseModel):
     spans_behind: int
     """Spans that are stored and not yet judged: after a start, until the open requests are read back."""
     spool: dict[str, Any] | None
-    """The outbox of ClickHouse: its `status` (`ok`, or why ClickHouse accepts nothing), the number of waiting `batches` and
+    """The spool of ClickHouse: its `status` (`ok`, or why ClickHouse accepts nothing), the number of waiting `batches` and
     compressed `bytes`, the time of the oldest (`oldest_ns`), and the data dropped because it was full: `dropped_batches`,
     `dropped_spans`. None if nothing is sent to ClickHouse."""
     known_findings: str | None
     """State of the file of known findings: `ok`, or why its current content is not used. None if there is no file."""
     recorders: list[dict[str, Any]]
-    """Each recorder's `engine`, its name for people (`engine_name`), model, status (`running`, `silent`, `terminated` or
-    `closed`), events received, dropped (as it reports) and missing (by sequence numbers), and the bytes of host memory
+    """Each recorder's `engine`, its name for people (`engine_name`), model, status (`running`, `lost_contact`, `terminated`
+    or `closed`), events received, dropped (as it reports) and missing (by sequence numbers), and the bytes of host memory
     that its connector holds and may hold on each worker (`held_bytes`, `memory_limit`); if there are very many, recorders
     that lost events come first, then the latest."""
 
@@ -112,7 +112,7 @@ def application(
     metrics: Metrics,
     *,
     intake: Intake | None = None,
-    sender: OutboxSender | None = None,
+    sender: SpoolSender | None = None,
     allowed_hosts: Sequence[str] = ("*",),
     tokens: Access | None = None,
     tenants: TenantNames | None = None,
@@ -193,7 +193,7 @@ def _add_probes(app: FastAPI, process: Live) -> None:
         return JSONResponse(body, status_code=200 if trouble is None else UNAVAILABLE)
 
 
-def _add_routes(api: APIRouter, process: Live, sender: OutboxSender | None, reader: Reader) -> None:
+def _add_routes(api: APIRouter, process: Live, sender: SpoolSender | None, reader: Reader) -> None:
     def state() -> dict[str, Any]:
         return {
             "version": __version__,

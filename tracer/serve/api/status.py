@@ -121,7 +121,7 @@ def _lost_contact(launch: Launch, at_ns: int, range_: Range, place: Place) -> St
         text=f"Engine {place(launch.engine)} {how} at {range_.at(at_ns)} {with_open(launch.lost)}{why}",
         at_ns=at_ns,
         engine=launch.engine,
-        **_requests_of(launch, "lost" if is_replaced else "unheard"),
+        **_requests_of(launch, "lost" if is_replaced else "lost_contact"),
     )
 
 

@@ -173,7 +173,7 @@ class Judge:
                 }
         with self._errors.caught(Where.TIDY):
             if last_ns := {recorder.id: recorder.last_ns for recorder in gone}:
-                self.detector.abandon(last_ns, semconv.UNHEARD)
+                self.detector.abandon(last_ns, semconv.LOST_CONTACT)
                 self.detector.forget_recorders(last_ns)
                 self.savings.forget(last_ns)
                 self._mark_changed()

@@ -110,7 +110,7 @@ class ClickHouseWriter:
             if batch.chunk is not None:
                 try:
                     rows += [spans.row_of(span, self._next()) for span in self._decoder.spans(batch.chunk.payload)]
-                except ValueError as error:  # damaged in the outbox: later batches must not wait for it
+                except ValueError as error:  # damaged in the spool: later batches must not wait for it
                     unfit.append(error)
         return rows
 

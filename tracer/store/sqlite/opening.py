@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.sqlite import log, measures, outbox, requests, tables
+from kvtrail.tracer.store.sqlite import log, measures, requests, spool, tables
 from kvtrail.tracer.store.sqlite.database import pragma
 
 logger = logging.getLogger("kvtrail")
@@ -19,10 +19,10 @@ logger = logging.getLogger("kvtrail")
 APPLICATION_ID = int.from_bytes(b"kvtr")
 """SQLite's `application_id` of the file; `file` shows it, too."""
 _NAME_AT = 68
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 SCHEMA = (
     *log.SCHEMA, *requests.SCHEMA, *measures.SCHEMA, *(each for table in tables.EVERY for each in table.schema),
-    *outbox.SCHEMA,
+    *spool.SCHEMA,
 )  # fmt: skip
 """The SQL statements that create a store."""
 OWNERS = 0o600

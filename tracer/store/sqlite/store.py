@@ -23,8 +23,8 @@ from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.request_rows import RequestRow
 from kvtrail.tracer.store.sqlite import lanes, log, measures, opening, quota, recall, requests, spans, tables
 from kvtrail.tracer.store.sqlite.database import Database, pragma
-from kvtrail.tracer.store.sqlite.outbox import Outbox
 from kvtrail.tracer.store.sqlite.quota import Quota
+from kvtrail.tracer.store.sqlite.spool import Spool
 
 PRUNED_CHUNKS, PRUNED_REQUESTS, PRUNED_FINDINGS = 64, 50, 1_000
 """Maximum number of rows dropped in one transaction, so that ingest does not wait long."""
@@ -67,15 +67,15 @@ _PUT: dict[str, Put] = {
 class SqliteWriter(recall.RecallReader, EngineReader, Database):
     """The writing side; creates the file. It also reads data that a tracer needs again, over separate connections."""
 
-    def __init__(self, path: Path, *, outbox: Outbox | None = None, most_bytes: int | None = None) -> None:
-        """A damaged file is set aside, and a new one created. Batches are also added to the `outbox`. All files of the store
+    def __init__(self, path: Path, *, spool: Spool | None = None, most_bytes: int | None = None) -> None:
+        """A damaged file is set aside, and a new one created. Batches are also added to the `spool`. All files of the store
         together take at most `most_bytes`; pruning may change that.
 
         Raises:
             StoreError: the file cannot be opened, is not a store, or was written by another kvtrail.
         """
         super().__init__(path)
-        self.path, self._outbox, self._most_bytes = path.resolve(), outbox, most_bytes
+        self.path, self._spool, self._most_bytes = path.resolve(), spool, most_bytes
         self._judged: int | None = None
         """The last judged span, as stored in the file."""
         try:
@@ -183,9 +183,9 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
                 yield 0
 
     def close(self) -> None:
-        if self._outbox is not None:
+        if self._spool is not None:
             with suppress(StoreError), self._transaction():
-                self._outbox.sweep(self._db)
+                self._spool.sweep(self._db)
         with suppress(sqlite3.Error):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             super().rows("SELECT count(*) FROM sqlite_schema", ())
@@ -254,14 +254,14 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # the file is truncated only then
 
     def _end(self, batch: Batch) -> None:
-        """Record the log's settled and judged positions, and add the stored batch to the outbox."""
+        """Record the log's settled and judged positions, and add the stored batch to the spool."""
         if batch.settled is not None:  # after the rows, since new rows store the old number
             self._log.settle(batch.settled)
         if batch.judged != self._judged:
             self._log.judge(batch.judged)
             self._judged = batch.judged
-        if self._outbox is not None:
-            self._outbox.put(self._db, batch)
+        if self._spool is not None:
+            self._spool.put(self._db, batch)
 
     def _open(self, *, was_there: bool) -> None:
         """Open the file; if it is damaged, set it aside and create a new one. `was_there`: a tracer has used it before."""

@@ -121,7 +121,7 @@ def test_numbers_agree_on_every_route(tracer: Tracer, monkeypatch: pytest.Monkey
     answer = tracer.get("/api/status")
     since_ns, until_ns = answer["since_ns"], answer["until_ns"]
     range_ = {"since_ns": since_ns, "until_ns": until_ns}
-    assert answer["outcomes"] == {"finished": 4, "aborted": 1, "failed": 2, "lost": 1, "unheard": 0, "running": 1}
+    assert answer["outcomes"] == {"finished": 4, "aborted": 1, "failed": 2, "lost": 1, "lost_contact": 0, "running": 1}
     for outcome, number in answer["outcomes"].items():
         listed = tracer.get("/api/requests", outcome=outcome, since_ns=since_ns, before_ns=until_ns)
         assert len(listed) == number, outcome
@@ -242,7 +242,7 @@ def test_a_request_that_failed_or_was_lost(tracer: Tracer) -> None:
     assert having(outcome="lost") == having(outcome="lost", engine="a") == ["b-a-0123abcd"]
     assert having(outcome="running") == having(outcome="running", sort="loads") == ["b-alive-0123abcd"]
     assert having(outcome="lost", engine="alive") == having(outcome="lost", status="finished") == []
-    assert having(outcome="finished") == having(outcome="unheard") == []
+    assert having(outcome="finished") == having(outcome="lost_contact") == []
 
 
 def test_requests_of_one_outcome_are_looked_for_behind_others_and_sorted(tracer: Tracer) -> None:

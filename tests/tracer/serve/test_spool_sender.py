@@ -13,9 +13,9 @@ from processes import until
 from stores import FleetTracer, clickhouse
 from traffic import Engine, served
 
-from kvtrail.tracer.serve import outbox_sender
+from kvtrail.tracer.serve import spool_sender
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.outbox_sender import OutboxSender, Sink
+from kvtrail.tracer.serve.spool_sender import Sink, SpoolSender
 from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Database
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
@@ -96,7 +96,7 @@ def test_a_tracer_that_dies_again_and_again(tmp_path: Path, expected: list[Any])
         if number % 3 == 0:
             tracer.send()
         if number % 5 == 4:
-            tracer.writer._outbox = None  # so that closing forgets what was confirmed, as a kill does
+            tracer.writer._spool = None  # so that closing forgets what was confirmed, as a kill does
             tracer.writer.close()
             tracer = FleetTracer(tmp_path, address)
     tracer.send()
@@ -109,7 +109,7 @@ def test_sending_again_under_the_same_numbers_changes_nothing(tmp_path: Path) ->
     for batch in batches("e-1"):
         tracer.hear(batch)
     tracer.pipeline.tidy()
-    waiting = tracer.outbox.read(after=0, most_bytes=2**40)
+    waiting = tracer.spool.read(after=0, most_bytes=2**40)
     assert len(waiting) > 5
     tracer.sender.send()
     before = known(tracer.fleet)
@@ -159,15 +159,15 @@ def test_a_full_spool_drops_the_oldest_and_counts_them(tmp_path: Path) -> None:
     for batch in batches("e-1"):
         tracer.hear(batch)
         spans += len(batch)
-    waiting = tracer.outbox.waiting()
+    waiting = tracer.spool.waiting()
     assert waiting.dropped_spans > 0
     assert waiting.bytes <= 20_000
-    assert len(tracer.outbox.read(after=0, most_bytes=2**40)) == waiting.batches
+    assert len(tracer.spool.read(after=0, most_bytes=2**40)) == waiting.batches
     tracer.send()
     sent = {(span.trace_id, span.span_id) for _, span in tracer.fleet.tail(after=0, limit=100_000)}
     assert 0 < len(sent) <= tracer.local.last_number() - waiting.dropped_spans
-    assert tracer.outbox.waiting().batches == 0
-    assert tracer.outbox.waiting().dropped_spans == waiting.dropped_spans
+    assert tracer.spool.waiting().batches == 0
+    assert tracer.spool.waiting().dropped_spans == waiting.dropped_spans
 
 
 class Away:
@@ -196,10 +196,10 @@ class Away:
 
 def test_the_thread_waits_for_clickhouse_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EVERY_S", "FIRST_WAIT_S", "LONGEST_WAIT_S"):
-        monkeypatch.setattr(outbox_sender, name, 0.01)
+        monkeypatch.setattr(spool_sender, name, 0.01)
     tracer = FleetTracer(tmp_path, clickhouse())
     sink = Away()
-    sender = OutboxSender(tracer.outbox, sink.open)
+    sender = SpoolSender(tracer.spool, sink.open)
     metrics = Metrics()
     metrics.watch_spool(sender)
 
@@ -213,7 +213,7 @@ def test_the_thread_waits_for_clickhouse_and_says_so(tmp_path: Path, monkeypatch
     assert (value("bytes") or 0) > 0
     assert (value("oldest_seconds") or 0) > 0
     sink.is_there = True
-    until(lambda: sender.trouble is None and not tracer.outbox.waiting().batches)
+    until(lambda: sender.trouble is None and not tracer.spool.waiting().batches)
     sink.is_there = False
     tracer.hear(history(STORY, request="r-2-0123abcd", recorder="rec-2"))
     until(lambda: "went away" in str(sender.trouble))

@@ -1,6 +1,6 @@
 """Sends stored batches to ClickHouse, in order, and waits while ClickHouse is unavailable.
 
-In: batches from the outbox of the tracer's own store, where they survive the process. Out: to a writer, which is opened
+In: batches from the spool of the tracer's own store, where they survive the process. Out: to a writer, which is opened
 on demand. Nothing waits for the sender: a tracer receives, judges and acknowledges whether or not ClickHouse is
 available.
 """
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
 from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.handoffs import HandoffRow
-from kvtrail.tracer.store.sqlite.outbox import Outbox
+from kvtrail.tracer.store.sqlite.spool import Spool
 
 logger = logging.getLogger("kvtrail")
 
@@ -41,17 +41,17 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class OutboxSender:
-    """A thread that empties an outbox.
+class SpoolSender:
+    """A thread that empties a spool.
 
     Attributes:
         trouble: why the last send failed; None after a success.
         others: fetches the other sides of this tracer's hand-offs; None if disabled.
     """
 
-    def __init__(self, outbox: Outbox, open_sink: Callable[[], Sink]) -> None:
+    def __init__(self, spool: Spool, open_sink: Callable[[], Sink]) -> None:
         """`open_sink` raises StoreError while the sink is unavailable."""
-        self.outbox = outbox
+        self.spool = spool
         self.trouble: str | None = None
         self.others: RemoteHandoffs | None = None
         self._open_sink = open_sink
@@ -70,7 +70,7 @@ class OutboxSender:
 
     def state(self) -> dict[str, Any]:
         """The status and the waiting batches, as JSON-ready data."""
-        return {"status": self.trouble or "ok", **asdict(self.outbox.waiting())}
+        return {"status": self.trouble or "ok", **asdict(self.spool.waiting())}
 
     def send(self) -> None:
         """Send all batches that wait now, and fetch the other sides of hand-offs.
@@ -78,8 +78,8 @@ class OutboxSender:
         Raises:
             StoreError: sending failed; the rest is sent the next time.
         """
-        last = self.outbox.last_number()
-        while self._sent < last and (parcel := self.outbox.read(after=self._sent, most_bytes=PARCEL_BYTES)):
+        last = self.spool.last_number()
+        while self._sent < last and (parcel := self.spool.read(after=self._sent, most_bytes=PARCEL_BYTES)):
             self._send(parcel)
         if self.others is not None:
             self.others.ask(self._opened())
@@ -89,7 +89,7 @@ class OutboxSender:
         if unfit:
             logger.warning("%s parts do not fit into ClickHouse and were left out; the first: %s", len(unfit), unfit[0])
         self._sent = parcel[-1][0]
-        self.outbox.confirm(self._sent)
+        self.spool.confirm(self._sent)
         if self.others is not None:
             self.others.want(row for _, batch in parcel for row in batch.handoffs)
 

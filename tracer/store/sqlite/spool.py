@@ -1,8 +1,8 @@
-"""The outbox: batches that a tracer still has to send to ClickHouse, in its own SQLite file.
+"""The spool: batches that a tracer still has to send to ClickHouse, in its own SQLite file.
 
-A batch enters the outbox in the transaction that stores it, so acknowledged data stays here until it is sent. A row
+A batch enters the spool in the transaction that stores it, so acknowledged data stays here until it is sent. A row
 holds all of a batch that another store needs; no other table is read. Sent batches are dropped with the next batch. If
-the process ends before that, they are sent again, and ClickHouse's tables tolerate the duplicates. When the outbox is
+the process ends before that, they are sent again, and ClickHouse's tables tolerate the duplicates. When the spool is
 full, the oldest batches are dropped and counted.
 """
 
@@ -21,16 +21,16 @@ from kvtrail.tracer.store import Batch, Chunk, damage
 from kvtrail.tracer.store.sqlite.database import Database, whole_sum
 
 SCHEMA = (
-    """CREATE TABLE outbox (
+    """CREATE TABLE spool (
     number INTEGER PRIMARY KEY AUTOINCREMENT, spans INTEGER NOT NULL, bytes INTEGER NOT NULL, at_ns INTEGER NOT NULL,
     body BLOB NOT NULL
 )""",
-    """CREATE TABLE outbox_state (
+    """CREATE TABLE spool_state (
     tracer TEXT NOT NULL, bytes INTEGER NOT NULL, dropped_batches INTEGER NOT NULL, dropped_spans INTEGER NOT NULL
 )""",
     # For the queries of every scrape, without the bodies.
-    "CREATE INDEX outbox_sizes ON outbox (number, at_ns, bytes)",
-    "INSERT INTO outbox_state VALUES (lower(hex(randomblob(16))), 0, 0, 0)",
+    "CREATE INDEX spool_sizes ON spool (number, at_ns, bytes)",
+    "INSERT INTO spool_state VALUES (lower(hex(randomblob(16))), 0, 0, 0)",
 )
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Batch).decode
@@ -41,12 +41,12 @@ _LEVEL = 1
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The batches that wait in the outbox, and those that were dropped unsent.
+    """The batches that wait in the spool, and those that were dropped unsent.
 
     Attributes:
         batches, bytes: totals of the waiting batches.
         oldest_ns: when the oldest batch was added; 0 if none waits.
-        dropped_batches, dropped_spans: batches and spans dropped since the file was created, because the outbox was
+        dropped_batches, dropped_spans: batches and spans dropped since the file was created, because the spool was
             full.
     """
 
@@ -57,8 +57,8 @@ class Waiting:
     dropped_spans: int
 
 
-class Outbox:
-    """The outbox of one store. The store's writer calls `put` and `sweep`, the sender all other methods."""
+class Spool:
+    """The spool of one store. The store's writer calls `put` and `sweep`, the sender all other methods."""
 
     def __init__(self, path: Path, *, most_bytes: int) -> None:
         self._database = Database(path)
@@ -67,15 +67,15 @@ class Outbox:
         self._compress = zstandard.ZstdCompressor(_LEVEL, write_checksum=True).compress
 
     def put(self, db: sqlite3.Connection, batch: Batch) -> None:
-        """Add a batch within the open transaction, and drop sent batches, and the oldest ones if the outbox is full."""
+        """Add a batch within the open transaction, and drop sent batches, and the oldest ones if the spool is full."""
         self.sweep(db)
         content = _to_send(batch)
         if content != Batch():
             body = self._compress(_encode(content))
             spans = 0 if batch.chunk is None else batch.chunk.spans
             row = (spans, len(body), time.time_ns(), body)
-            db.execute("INSERT INTO outbox (spans, bytes, at_ns, body) VALUES (?, ?, ?, ?)", row)
-            db.execute("UPDATE outbox_state SET bytes = bytes + ?", (len(body),))
+            db.execute("INSERT INTO spool (spans, bytes, at_ns, body) VALUES (?, ?, ?, ?)", row)
+            db.execute("UPDATE spool_state SET bytes = bytes + ?", (len(body),))
         self._make_room(db)
 
     def sweep(self, db: sqlite3.Connection) -> None:
@@ -83,12 +83,12 @@ class Outbox:
         _drop(db, self._confirmed)
 
     def tracer(self) -> str:
-        """The id of this outbox; batch numbers are unique within it."""
-        return str(self._database.query("SELECT tracer FROM outbox_state")[0][0])
+        """The id of this spool; batch numbers are unique within it."""
+        return str(self._database.query("SELECT tracer FROM spool_state")[0][0])
 
     def last_number(self) -> int:
         """The number of the last added batch, if it is still there."""
-        return int(self._database.query("SELECT coalesce(max(number), 0) FROM outbox")[0][0])
+        return int(self._database.query("SELECT coalesce(max(number), 0) FROM spool")[0][0])
 
     def read(self, *, after: int, most_bytes: int) -> list[tuple[int, Batch]]:
         """The first batches after this number, in order, up to this many compressed bytes, but at least one. A damaged batch
@@ -96,7 +96,7 @@ class Outbox:
         batches: list[tuple[int, Batch]] = []
         size = 0
         # Without the casts, a damaged column (an invalid text, or a text in place of a number) fails the whole query.
-        query = f"SELECT number, {_BYTES}, CAST(body AS BLOB) FROM outbox WHERE number > ? ORDER BY number"
+        query = f"SELECT number, {_BYTES}, CAST(body AS BLOB) FROM spool WHERE number > ? ORDER BY number"
         rows = self._database.connection().execute(query, (after,))
         for number, bytes_, body in rows:
             size += bytes_
@@ -114,24 +114,24 @@ class Outbox:
         """The waiting batches, without those that were sent but not dropped yet."""
         count = f"SELECT count(*), {whole_sum(_BYTES)}, coalesce(CAST(min(at_ns) AS INTEGER), 0)"
         (waiting,) = self._database.query(
-            f"{count} FROM outbox INDEXED BY outbox_sizes", ["number > ?"], [self._confirmed]
+            f"{count} FROM spool INDEXED BY spool_sizes", ["number > ?"], [self._confirmed]
         )
-        (dropped,) = self._database.query("SELECT dropped_batches, dropped_spans FROM outbox_state")
+        (dropped,) = self._database.query("SELECT dropped_batches, dropped_spans FROM spool_state")
         return Waiting(*waiting, *dropped)
 
     def _make_room(self, db: sqlite3.Connection) -> None:
-        (surplus,) = db.execute("SELECT bytes - ? FROM outbox_state", (self._most_bytes,)).fetchone()
+        (surplus,) = db.execute("SELECT bytes - ? FROM spool_state", (self._most_bytes,)).fetchone()
         if surplus <= 0:
             return
         last = spans = batches = 0
-        for number, bytes_, of_batch in db.execute(f"SELECT number, {_BYTES}, {_SPANS} FROM outbox ORDER BY number"):
+        for number, bytes_, of_batch in db.execute(f"SELECT number, {_BYTES}, {_SPANS} FROM spool ORDER BY number"):
             if surplus <= 0:
                 break
             last, surplus = number, surplus - bytes_
             spans, batches = spans + of_batch, batches + 1
         _drop(db, last)
         db.execute(
-            "UPDATE outbox_state SET dropped_batches = dropped_batches + ?, dropped_spans = dropped_spans + ?",
+            "UPDATE spool_state SET dropped_batches = dropped_batches + ?, dropped_spans = dropped_spans + ?",
             (batches, spans),
         )
 
@@ -139,11 +139,11 @@ class Outbox:
 def _drop(db: sqlite3.Connection, number: int) -> None:
     """Drop the batches up to this number."""
     gone, batches = db.execute(
-        f"SELECT {whole_sum(_BYTES)}, count(*) FROM outbox WHERE number <= ?", (number,)
+        f"SELECT {whole_sum(_BYTES)}, count(*) FROM spool WHERE number <= ?", (number,)
     ).fetchone()
     if batches:
-        db.execute("DELETE FROM outbox WHERE number <= ?", (number,))
-        db.execute("UPDATE outbox_state SET bytes = bytes - ?", (gone,))
+        db.execute("DELETE FROM spool WHERE number <= ?", (number,))
+        db.execute("UPDATE spool_state SET bytes = bytes - ?", (gone,))
 
 
 def _batch(number: int, body: Any) -> Batch:
@@ -151,7 +151,7 @@ def _batch(number: int, body: Any) -> Batch:
     try:
         return _decode(zstandard.decompress(body))
     except (zstandard.ZstdError, ValueError, TypeError) as error:
-        damage.note("outbox", number, error, costs="do not reach ClickHouse; the store itself has their spans")
+        damage.note("spool", number, error, costs="do not reach ClickHouse; the store itself has their spans")
         return Batch()
 
 
