@@ -45,17 +45,22 @@ class KVEvents:
         self._computed.update(self._hashes(request, begin // self._size, end // self._size))
 
     def take(self, events: Iterable[Any], step: int) -> None:
-        """What the connector has reported in a step, in order."""
+        """The events of a step, in order. vLLM publishes them as one batch, so what one of them reports as stored and a later
+        one as removed (a store that the step's failed load has spoilt) misleads no router."""
         from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
+        batch_stored = []
         for event in events:
             match event:
                 case BlockStored():
-                    self._take_stored(event, step)
+                    self._enter_stored(event)
+                    batch_stored.append(event)
                 case BlockRemoved():
                     self._take_removed(event, step)
                 case AllBlocksCleared():
                     self.clear()
+        for event in batch_stored:
+            self._judge_stored(event, step)
 
     def clear(self) -> None:
         """Nothing is stored: the cache was reset, and vLLM itself informs the router of that."""
@@ -92,19 +97,25 @@ class KVEvents:
                 break
         return end
 
-    def _take_stored(self, event: Any, step: int) -> None:
+    def _enter_stored(self, event: Any) -> None:
         self.stored += len(event.block_hashes)
-        unknown = [each for each in event.block_hashes if each not in self._computed]
-        self._are_of_vllm = self._are_of_vllm or len(unknown) < len(event.block_hashes)
+        self._are_of_vllm = self._are_of_vllm or any(each in self._computed for each in event.block_hashes)
+        for each in event.block_hashes:
+            self._stored.setdefault(each, Counter())[_place(event)] += 1
+            self._removed.discard(each)
+
+    def _judge_stored(self, event: Any, step: int) -> None:
+        unknown = [
+            each
+            for each in event.block_hashes
+            if each not in self._computed and _place(event) in self._stored.get(each, ())
+        ]
         if self._are_of_vllm and unknown:
             self._note(
                 "an event stores what nobody has computed",
                 f"After step {step} an event reported {some(len(event.block_hashes), 'block')} as stored{_where(event)}. No"
                 f" request has computed {len(unknown)} of them.",
             )
-        for each in event.block_hashes:
-            self._stored.setdefault(each, Counter())[_place(event)] += 1
-            self._removed.discard(each)
 
     def _take_removed(self, event: Any, step: int) -> None:
         self.removed += len(event.block_hashes)

@@ -74,6 +74,19 @@ def test_a_block_that_was_stored_twice_is_there_until_it_is_removed_twice() -> N
     assert (events.listed(request), texts) == (0, ["a block that events have removed is found"])
 
 
+def test_a_store_that_the_same_step_takes_back_misleads_no_router() -> None:
+    """A step's failed load spoils what the step computed. The connector has reported it already, and takes it back."""
+    texts: list[str] = []
+    events = KVEvents(lambda what, text: texts.append(what), 32)
+    request = SimpleNamespace(request_id="r", block_hashes=[b"\1" * 32, b"\2" * 32])
+    events.computed(request, 0, 32)
+    known, spoilt = (maybe_convert_block_hash(each) for each in request.block_hashes)  # type: ignore[arg-type]
+    events.take([stored(known), stored(spoilt), BlockRemoved(block_hashes=[spoilt], medium="CPU")], 1)
+    assert (events.listed(request), texts) == (32, [])
+    events.take([stored(spoilt)], 2)
+    assert texts == ["an event stores what nobody has computed"]
+
+
 def stored(name: Any) -> Any:
     return BlockStored(
         block_hashes=[name],
