@@ -52,10 +52,9 @@ class Capacity:
 
 
 def can_be_measured(scenario: Scenario) -> bool:
-    """Whether that takes less time than the scenario itself, and the requests that fill the store are served: where each that
-    fails to load is ended, chance decides what is found."""
+    """Whether that takes less time than the scenario itself."""
     step: int = scenario.settings.get("max_num_batched_tokens", OPTIONS["max_num_batched_tokens"])
-    return step >= SMALLEST_STEP and scenario.recompute
+    return step >= SMALLEST_STEP
 
 
 def lost(stage: BareScheduler, run: Run, when_new: Callable[[bool], Capacity]) -> str | None:
@@ -151,6 +150,14 @@ def _offer(stage: BareScheduler, run: Run, name: str, *, at_once: bool = False) 
 
 
 def _serve(stage: BareScheduler, run: Run, arrivals: Sequence[Arrival]) -> None:
+    """Run the requests to their ends. No load fails any more: a store drops what failed to load, and would then hold less by
+    chance.
+
+    Raises:
+        Unserved: some never end.
+    """
+    if stage.worker is not None:
+        stage.worker.loads_may_fail = False
     run(arrivals)
     if stage.scheduler.has_unfinished_requests():
         raise Unserved

@@ -39,6 +39,7 @@ class FakeWorker:
         plans name is copied at the last moment: when a job's end is reported, or must be waited for; and a load that fails is
         scribbled over."""
         self.model = model
+        self.loads_may_fail = True
         self._stores: dict[int, dict[Hashable, list[Any]]] = defaultdict(dict)
         """By child of a MultiConnector: what each place of its store holds, layer by layer."""
         self._ranks = ranks
@@ -195,7 +196,7 @@ class FakeWorker:
     def _failing(self, request_id: str) -> set[int]:
         """The blocks of a load that fails, from some block on or all: as recorded, else as the seed has it."""
         whole, load = self._whole.pop(request_id, ()), self._loads.pop(request_id, None)
-        if load is None or not load.blocks:
+        if load is None or not load.blocks or not self.loads_may_fail:
             return set()
         first = self._fails.get(wait(request_id, self._begun[request_id] - 1))
         if first is None and self._rng.random() < self._workers.load_failures:

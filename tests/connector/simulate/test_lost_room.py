@@ -32,11 +32,11 @@ SMALL = {"chunk_size": CHUNK, "cpu_bytes_to_use": SLOTS * 2 * BLOCK_BYTES}
 def make(tmp_path: Path) -> Iterator[Callable[..., BareScheduler]]:
     made: list[BareScheduler] = []
 
-    def one(settings: dict[str, int]) -> BareScheduler:
+    def one(settings: dict[str, int], workers: Workers = NOTHING.workers) -> BareScheduler:
         connector = configuration("UntracedOffloadConnector", settings)
         folder = tmp_path / str(len(made))
         folder.mkdir()
-        made.append(BareScheduler(folder, connector, own_workers=True, workers=NOTHING.workers, **NOTHING.settings))
+        made.append(BareScheduler(folder, connector, own_workers=True, workers=workers, **NOTHING.settings))
         return made[-1]
 
     with in_memory.exporters():  # other tests of this process may have left recorders that cannot send
@@ -99,6 +99,12 @@ def test_a_room_that_differs_from_time_to_time_causes_no_finding(make: Callable[
     stage = make(SMALL)
     rooms = iter([SLOTS * CHUNK + 64, SLOTS * CHUNK + 32, SLOTS * CHUNK])
     assert capacity.lost(stage, runs(stage), lambda _: capacity.Capacity(next(rooms), is_full=True)) is None
+
+
+def test_loads_that_fail_in_the_run_do_not_fail_while_the_room_is_measured(make: Callable[..., BareScheduler]) -> None:
+    """A store drops what failed to load, and so holds more or less by chance."""
+    stage = make(SMALL, Workers(latest_steps=0, load_failures=0.6))
+    assert capacity.measured(stage, runs(stage), "a", at_once=True) == capacity.Capacity(SLOTS * CHUNK, is_full=True)
 
 
 def test_a_store_is_not_filled_any_further_when_requests_never_end(
