@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvtrail.connector.commands.options import CONFIG, vllm_ready
-from kvtrail.connector.commands.sessions import OnProgress, end, runnable, watched
+from kvtrail.connector.commands.sessions import OnProgress, end, own_folder, runnable, watched
 from kvtrail.connector.simulate.check.profiles import PAIR_PROFILES, PROFILES
 from kvtrail.tracer.commands.options import INCONCLUSIVE
 from kvtrail.tracer.reports import output_file
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     default="kvtrail-check",
     show_default=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for report.json, and the trace and the test of each failure.",
+    help="Folder for report.json, and the trace and the test of each failure. If it has the report of an earlier session, a"
+    " number is added to its name.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for machines.")
 @click.pass_context
@@ -101,10 +102,11 @@ def check(
             on_progress=on_progress,
         )
 
-    with runnable(context, connector):
-        checked, interrupted = watched(session, steps=steps)
-    with output_file.or_exit(output):
-        written = report.write(checked, output)
+    with own_folder(output) as folder:
+        with runnable(context, connector):
+            checked, interrupted = watched(session, steps=steps)
+        with output_file.or_exit(folder):
+            written = report.write(checked, folder)
     click.echo(json.dumps(report.as_dict(checked), indent=2) if as_json else report.as_text(checked))
     code = 1 if checked.found else INCONCLUSIVE if checked.inconclusive else 0
     end(context, written, interrupted=interrupted, code=code)

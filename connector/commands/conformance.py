@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kvtrail.connector.commands.options import CONFIG, vllm_ready
-from kvtrail.connector.commands.sessions import end, runnable, watched
+from kvtrail.connector.commands.sessions import end, own_folder, runnable, watched
 from kvtrail.tracer.commands.options import INCONCLUSIVE
 from kvtrail.tracer.reports import output_file
 
@@ -46,7 +46,8 @@ LEVELS = ("core", "extended", "all")
     default="kvtrail-conformance",
     show_default=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for report.json, index.html, and the trace and the test of each failure.",
+    help="Folder for report.json, index.html, and the trace and the test of each failure. If it has the report of an earlier"
+    " session, a number is added to its name.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, for machines.")
 @click.pass_context
@@ -84,14 +85,15 @@ def conformance(
         small = report.known_from(json.loads(path.read_text(encoding="utf-8")) for path in known)
     except ValueError as wrong:
         raise click.BadParameter(str(wrong), param_hint="--known") from wrong
-    with runnable(context, connector):
-        asked = suite.asked_of(connector, config=config, level=level, steps=steps, seed=seed)
-        checked, interrupted = watched(
-            lambda on_progress: suite.run(asked, known=small, on_progress=on_progress), steps=asked.steps
-        )
-    data = report.as_dict(asked, checked)
-    with output_file.or_exit(out):
-        written = report.write(checked, data, out)
+    with own_folder(out) as folder:
+        with runnable(context, connector):
+            asked = suite.asked_of(connector, config=config, level=level, steps=steps, seed=seed)
+            checked, interrupted = watched(
+                lambda on_progress: suite.run(asked, known=small, on_progress=on_progress), steps=asked.steps
+            )
+        data = report.as_dict(asked, checked)
+        with output_file.or_exit(folder):
+            written = report.write(checked, data, folder)
     click.echo(as_document(data) if as_json else text.as_text(data))
     code = {"passed": 0, "failed": 1, "inconclusive": INCONCLUSIVE}[data["verdict"]]
     end(context, written, interrupted=interrupted, code=code)

@@ -126,12 +126,20 @@ def _write_test(
     config: dict[str, Any] | None,
     recorder: str | None,
 ) -> None:
-    """Write the pytest file."""
+    """Write the pytest file. The trace of a session of `check` has one beside it: its workload was shrunk already."""
     vllm_ready("kvtrail minimize --pytest")
+    from kvtrail.connector.simulate.check.report import test_beside
     from kvtrail.connector.simulate.redrive.workload import NotDrivable
     from kvtrail.connector.simulate.regression import DoesNotAppear, regression
     from kvtrail.connector.simulate.run import Unbuildable
 
+    if len(traces) == 1 and not (connector or config or rule) and (beside := test_beside(traces[0])) is not None:
+        with output_file.or_exit(output), output_file.opened(output) as file:
+            file.write(beside.read_text(encoding="utf-8"))
+        click.echo(
+            f"{output}: the test that was written together with this trace. Run it with: pytest {output}", err=True
+        )
+        return
     with output_file.or_exit(output, NotDrivable, Unbuildable):
         with terminal.reading(traces):
             history = load(traces)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import logging
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from kvtrail.tracer.model.words import some
-from kvtrail.tracer.reports import terminal
+from kvtrail.tracer.reports import output_file, terminal
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from kvtrail.connector.simulate.check.session import Checked
 
+REPORT = "report.json"
+"""Each session writes it into its folder."""
 OnProgress = Callable[["Checked", str], None]
 
 
@@ -33,6 +36,24 @@ def runnable(context: click.Context, connector: str) -> Iterator[None]:
     except (NothingRecorded, Unbuildable) as error:
         click.echo(f"Error: {connector} cannot be run: {error}", err=True)
         context.exit(2)
+
+
+@contextmanager
+def own_folder(wanted: Path) -> Iterator[Path]:
+    """The folder for what a session writes: this one or, if an earlier session has written to it, the first without a report
+    of `NAME-2`, `NAME-3` and so on. It is tried before the session, which takes minutes; if nothing was written, it goes."""
+    folder, number = wanted, 1
+    while (folder / REPORT).exists():
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    with output_file.or_exit(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # something was written
+            folder.rmdir()
 
 
 def watched(session: Callable[[OnProgress], Checked], *, steps: int | None) -> tuple[Checked, int]:

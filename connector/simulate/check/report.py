@@ -116,6 +116,17 @@ def write_files(texts: Mapping[str, str], checked: Checked, folder: Path) -> lis
     return [folder / name for name in texts]
 
 
+def test_beside(trace: Path) -> Path | None:
+    """The test of the failure whose trace a session wrote to this file; None if no report beside it names the trace."""
+    try:
+        failures = json.loads((trace.parent / NAME).read_text(encoding="utf-8"))["failures"]
+        name = next(each["test"] for each in failures if each["trace"] == trace.name)
+    except (OSError, ValueError, LookupError, TypeError, StopIteration):
+        return None
+    test = trace.parent / Path(name).name
+    return test if test.is_file() else None
+
+
 def names_of(found: Found) -> tuple[str, str]:
     """The names of the files with a failure's trace and its test. pytest needs a name of its own for each test: the
     digits follow from the connector and the scenario."""

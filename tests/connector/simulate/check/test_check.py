@@ -204,6 +204,10 @@ def test_the_trace_shows_it_and_the_test_fails_with_the_fault_and_passes_without
     assert "rule: stale-lookup" in failing.stdout
     mended = run_pytest(test, {"KVTRAIL_CONNECTOR": "OffloadConnector"})
     assert mended.returncode == 0, mended.stdout
+    again = tmp_path / "again.py"
+    asked = CliRunner().invoke(main, ["minimize", str(written["stale-lookup.jsonl"]), "--pytest", str(again)])
+    assert (asked.exit_code, again.read_text()) == (0, test.read_text()), asked.output
+    assert "the test that was written together with this trace" in asked.output
 
 
 def test_the_reports_say_the_same(stale: Checked, tmp_path: Path) -> None:
