@@ -17,8 +17,17 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.requests import STATUS
 from kvtrail.dashboard.content.text import Link, of_address
 from kvtrail.dashboard.glossary import TERMS
-from kvtrail.dashboard.table.columns import DURATION, SHARE, Column, Ids, Labels, Numbers
-from kvtrail.dashboard.table.component import OPEN, component, payload
+from kvtrail.dashboard.table.component import (
+    DURATION,
+    OPEN,
+    SHARE,
+    Column,
+    Ids,
+    Labels,
+    Numbers,
+    component,
+    payload,
+)
 from kvtrail.dashboard.views.answers import question
 from kvtrail.dashboard.views.links import remember_click
 from kvtrail.tracer.model import words
