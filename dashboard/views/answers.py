@@ -68,6 +68,14 @@ def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
     return answer
 
 
+def unless_away(ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+    """The tracer's answer, or `otherwise` while it is away: the part of the page that `read` draws shows the error."""
+    try:
+        return ask()
+    except TracerAway:
+        return otherwise
+
+
 def question() -> str:
     """The question that the page's contents answer. The URL may already have the next one: a browser changes it, and may
     refresh a fragment before the whole page runs."""

@@ -11,6 +11,7 @@ from altair.utils import schemapi
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import charts
+from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.views import picker
 
 # Altair would check each part of a chart against its schema, twice, at every refresh: half of the time of a page with charts.
@@ -50,6 +51,18 @@ def chart_to_draw_on(
         draw(st.session_state[chart_key]["selection"].get(selection, {}))
 
     _draw(rows, spec, key=chart_key, on_select=drawn, selection_mode=selection)
+
+
+def sources_chart(answer: Row, markers: Sequence[Row]) -> None:
+    """The tokens of `/api/efficiency` by source over time, with their legend."""
+    st.html(of_colours(charts.source_colours(answer, dark=is_dark())))
+    chart_over_time(charts.sources_over_time(answer, dark=is_dark()), markers, key="sources")
+
+
+def findings_chart(trend: Row, markers: Sequence[Row]) -> None:
+    """The findings of `/api/findings/trend` by severity over time, with their legend."""
+    st.html(of_colours(charts.severity_colours(trend, dark=is_dark())))
+    chart_over_time(charts.findings_over_time(trend, dark=is_dark()), markers, key="findings")
 
 
 def chart_over_time(chart: charts.Chart, markers: Sequence[Row], *, key: str) -> None:

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import charts, engines, overview, text
-from kvtrail.dashboard.content.legend import of_colours
+from kvtrail.dashboard.content import engines, overview, text
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.dashboard.glossary import TERMS
 from kvtrail.dashboard.views import explanation, picker
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
-from kvtrail.dashboard.views.charts import chart_over_time, is_dark
+from kvtrail.dashboard.views.charts import findings_chart, sources_chart
 from kvtrail.dashboard.views.links import link
 from kvtrail.dashboard.views.tables import cards, table
 from kvtrail.tracer.model.words import some
@@ -76,15 +75,11 @@ def over_time(answer: Row) -> None:
     left, right = st.columns(2, gap="medium")
     with left:
         st.caption("**Tokens of admitted requests, by where they came from**")
-        st.html(of_colours(charts.source_colours(answer["savings"], dark=is_dark())))
-        chart_over_time(charts.sources_over_time(answer["savings"], dark=is_dark()), answer["markers"], key="sources")
+        sources_chart(answer["savings"], answer["markers"])
     with right:
         st.caption("**Findings, by what they could do**")
         if answer["trend"]["counts"]:
-            st.html(of_colours(charts.severity_colours(answer["trend"], dark=is_dark())))
-            chart_over_time(
-                charts.findings_over_time(answer["trend"], dark=is_dark()), answer["markers"], key="findings"
-            )
+            findings_chart(answer["trend"], answer["markers"])
         else:
             st.caption("None in this range.")
 

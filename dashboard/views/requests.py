@@ -10,12 +10,12 @@ from typing import Any
 import streamlit as st
 
 from kvtrail.dashboard import palette
-from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import latency, requests
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.live.view import APPLIED
 from kvtrail.dashboard.views import address, lanes, picker, tables
-from kvtrail.dashboard.views.answers import EVERY_S, SLOW_S, read, tracer
+from kvtrail.dashboard.views.answers import EVERY_S, SLOW_S, read, tracer, unless_away
 from kvtrail.dashboard.views.charts import chart_to_draw_on, is_dark
 from kvtrail.dashboard.views.filters import choose, filter_bar, one_of, switch, written
 from kvtrail.dashboard.views.links import request_query
@@ -36,10 +36,7 @@ CONDITIONS = (
 
 def filters() -> tuple[str, dict[str, str]]:
     """The search, and the filters in use; the page's URL holds them all."""
-    try:
-        choices = requests.choices(tracer().get("fleet")["engines"])
-    except TracerAway:
-        choices = {"engine": {}, "service": {}, "model": {}}  # the page below shows the error
+    choices = requests.choices(unless_away(lambda: tracer().get("fleet")["engines"], []))
     fixed = {
         "status": {name: palette.label(name) for name in requests.STATUS if name != "abandoned"},
         "verdict": {name: name for name in palette.VERDICT},

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import causes, charts, engines, memory, savings, waste
-from kvtrail.dashboard.content.legend import legend, of_colours
+from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.glossary import TERMS
 from kvtrail.dashboard.views import address, picker
-from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
-from kvtrail.dashboard.views.charts import chart_over_time, draw_chart, is_dark
+from kvtrail.dashboard.views.answers import SLOW_S, read, tracer, unless_away
+from kvtrail.dashboard.views.charts import chart_over_time, draw_chart, is_dark, sources_chart
 from kvtrail.dashboard.views.filters import choose, filter_bar
 from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.tables import cards, table
@@ -21,14 +21,11 @@ from kvtrail.dashboard.views.tables import cards, table
 
 def filters() -> dict[str, str]:
     """The filters by engine, connector and model, as the API's parameters."""
-    try:
-        choices = tracer().get("efficiency", **picker.current().query)
-    except TracerAway:
-        choices = {"choices": {}, "engine_names": {}}  # the page below shows the error
-    found = choices["choices"]
+    answer = unless_away(lambda: tracer().get("efficiency", **picker.current().query), {})
+    found = answer.get("choices", {})
     with filter_bar():
         return {
-            "engine": choose("Engine", found.get("engines", []), name="on", shown=choices["engine_names"]),
+            "engine": choose("Engine", found.get("engines", []), name="on", shown=answer.get("engine_names")),
             "connector": choose("Connector", found.get("connectors", []), name="connector"),
             "model": choose("Model", found.get("models", []), name="model"),
         }
@@ -66,8 +63,7 @@ def page(filters: dict[str, str]) -> None:
     if sentence := engines.missing_spans([recorder for each in answer["engines"] for recorder in each["recorders"]]):
         st.warning(f"{sentence} The sums below do not include them.")
     st.subheader("Where the tokens of admitted requests came from", anchor=False)
-    st.html(of_colours(charts.source_colours(answer["savings"], dark=is_dark())))
-    chart_over_time(charts.sources_over_time(answer["savings"], dark=is_dark()), answer["markers"], key="sources")
+    sources_chart(answer["savings"], answer["markers"])
     models = {each["engine"]: each["model"] for each in answer["engines"]}
     _reasons(answer["savings"], models, answer["markers"])
     _wasted(answer["waste"], filters, narrowed)
