@@ -31,8 +31,8 @@ def summed(story: str) -> Counter[str]:
     detector.feed(history(story, chunk=CHUNK, capabilities=ABOUT[semconv.CAPABILITIES.key]))
     detector.settle()
     measures = Counter[str]()
-    for cell, value in sums.sums.items():
-        measures[cell.measure] += value
+    for row in sums.sums.rows():
+        measures.update(row.measures)
     return measures
 
 
