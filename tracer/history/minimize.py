@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.history.history import History, Moment
@@ -153,7 +154,7 @@ class _Search:
         self._finding = known[finding]
         self._witness = self._witnesses()
         self._needed = reachable(self._witness, self._prerequisites)
-        self._rejected: set[tuple[int, ...]] = set()
+        self._shows_once = cache(self._shows)
 
     def moments(self, kept: Sequence[int]) -> Iterator[Moment]:
         """The chosen events, renumbered, with matching spans."""
@@ -207,17 +208,10 @@ class _Search:
         ]
 
     def _holds(self, kept: Sequence[int]) -> bool:
-        """Whether these events alone show the finding by the same spans, and no new finding. A rejected choice is not judged
-        twice."""
-        choice = tuple(kept)
-        if choice in self._rejected:
-            return False
-        if not self._shows(choice):
-            self._rejected.add(choice)
-            return False
-        return True
+        """Whether these events alone show the finding by the same spans, and no new finding. No choice is judged twice."""
+        return self._shows_once(tuple(kept))
 
-    def _shows(self, kept: Sequence[int]) -> bool:
+    def _shows(self, kept: tuple[int, ...]) -> bool:
         self.tries += 1
         if self._on_progress is not None:
             self._on_progress(len(kept), self.tries)

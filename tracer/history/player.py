@@ -16,7 +16,7 @@ from kvtrail.tracer.history.history import History
 from kvtrail.tracer.history.judging import judge
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import Finding, Unknown
-from kvtrail.tracer.model.words import count, some
+from kvtrail.tracer.model.words import count, first_of, some
 
 NUMBERS = (
     "status", "epoch", "total", "prompt", "computed", "matched", "returned", "allocated", "scheduled", "begun", "rejected",
@@ -182,9 +182,8 @@ class Player:
         if found := [key for key, external in known.items() if text in (key[1], external)]:
             return tuple(found)
         names = list(dict.fromkeys(known.values()))
-        more = f" and {count(len(names) - MAX_NAMED)} more" if len(names) > MAX_NAMED else ""
         requests = f"there {'is' if len(names) == 1 else 'are'} {some(len(names), 'request')}"
-        raise NothingToShow(f"there is no request {text!r}; {requests}: {', '.join(names[:MAX_NAMED])}{more}")
+        raise NothingToShow(f"there is no request {text!r}; {requests}: {first_of(names, MAX_NAMED)}")
 
     def _step(self, index: int, replays: dict[RequestKey, _AccountReplay]) -> Step:
         """The next step; `replays` has the accounts before it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import floor, log10
 from typing import Any
@@ -13,6 +13,8 @@ from kvtrail.tracer.events.events import Direction, Side, XferOp
 from kvtrail.tracer.events.semconv import CUT_OFF, NO_END_RECORD, Kind
 from kvtrail.tracer.model.findings import Unknown
 
+MAX_NAMED = 3
+"""Maximum number of names in a list; the rest are counted."""
 MAX_RUNS = 4
 """Maximum number of runs of block ids, or of keys, that are named; the rest are counted."""
 NOTHING = "–"  # noqa: RUF001 - an en dash, as tables have it for "no value"
@@ -85,6 +87,12 @@ def ending(number: int) -> str:
 def waiting(waited_ns: int, loads: int) -> str:
     """The time for which a request waited for KV: 12 ms in 2 loads."""
     return f"{duration(waited_ns) if waited_ns else '0 s'} in {some(loads, 'load')}"
+
+
+def first_of(names: Sequence[str], most: int = MAX_NAMED) -> str:
+    """The first few names: a, b, c and 12 more."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {count(rest)} more" if rest > 0 else "")
 
 
 def value(of: object) -> str:

@@ -32,8 +32,6 @@ _ENDS = {
     Outcome.EXPIRED: "kept until the lease ran out",
 }
 """Texts for the ends of hand-offs; the normal end, a read, is omitted."""
-MAX_NAMED = 3
-"""Maximum number of lost requests that are named when an engine died."""
 MAX_REQUESTS = 10
 """Maximum number of requests shown under a rule."""
 T = TypeVar("T")
@@ -76,10 +74,9 @@ def _death(death: Death, result: Audit, columns: int | None) -> str:
     at = f"{day(death.at_ns)} {clock(death.at_ns)} UTC"
     head = plain(f"Engine {result.engine_name(death.engine)} {words.ended(death.ended_by, at, whole=True)}")
     lines = [style(line, fg="red", bold=True) for line in wrapped(head, columns, rest="  ")]
-    lost = words.some(len(death.lost), "request")
-    named = f": {', '.join(death.lost[:MAX_NAMED])}" if death.lost else ""
-    more = f" and {words.count(len(death.lost) - MAX_NAMED)} more" if len(death.lost) > MAX_NAMED else ""
-    lines += wrapped(plain(f"Lost: {lost}{named}{more}"), columns, first="  ", rest="    ")
+    named = f": {words.first_of(death.lost)}" if death.lost else ""
+    lost = plain(f"Lost: {words.some(len(death.lost), 'request')}{named}")
+    lines += wrapped(lost, columns, first="  ", rest="    ")
     if (cause := death.cause) is not None:
         request = f" of request {cause.request}" if cause.request else ""
         lines += wrapped(plain(f"Why: {cause.title} ({cause.rule}{request})"), columns, first="  ", rest="    ")
@@ -187,7 +184,7 @@ def _summary(result: Audit, columns: int | None) -> str:
         lines += wrapped(plain(text), columns)
     for why, rules in result.unjudged.items():
         lines += wrapped(f"Never decided, because {why}: {', '.join(rules)}.", columns)
-    if not result.drift and (reasons := result.inconclusive):
+    if not result.findings and (reasons := result.inconclusive):
         lines.append("Nothing found, but this is inconclusive:")
         for reason in reasons:
             lines += wrapped(plain(reason), columns, first="- ", rest="  ")
