@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import streamlit as st
 
@@ -68,7 +68,7 @@ def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
     return answer
 
 
-def unless_away(ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+def unless_away(ask: Callable[[], Any], otherwise: Any = None) -> Any:
     """The tracer's answer, or `otherwise` while it is away: the part of the page that `read` draws shows the error."""
     try:
         return ask()

@@ -213,7 +213,7 @@ if not named:
     st.markdown("This page needs a request's id in its address, as `/request?id=...`.")
     link("requests", "Choose one from the list")
 else:
-    known = unless_away(lambda: tracer().request(named, engine=of_engine), None)
+    known = unless_away(lambda: tracer().request(named, engine=of_engine))
     ended_ns = known["request"]["last_ns"] if known and known["request"]["outcome"] != "running" else None
     every_s = unless_over(EVERY_S, ended_ns=ended_ns)
     chosen = switch("About it", TABS | (HANDOFF if known and known.get("handoffs") else {}), name="tab")

@@ -10,6 +10,7 @@ import streamlit as st
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import causes, charts, engines, memory, savings, waste
 from kvtrail.dashboard.content.legend import legend
+from kvtrail.dashboard.content.requests import as_address
 from kvtrail.dashboard.glossary import TERMS
 from kvtrail.dashboard.views import address, picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer, unless_away
@@ -117,8 +118,8 @@ def _wasted(answer: Row, filters: Mapping[str, str], narrowed: Mapping[str, str]
     """Tokens that were computed although a cache had held them: the most expensive prefixes, and their tenants; if a click on
     a row has `narrowed` it down to one of them, the requests."""
     st.subheader("Computed although it had been held", anchor=False)
-    given = {"on" if name == "engine" else name: value for name, value in filters.items() if value}
-    query = {**picker.current().address, **given}
+    given = {name: value for name, value in filters.items() if value}
+    query = {**picker.current().address, **as_address(given)}
     if narrowed:
         link("savings", waste.narrowed_to(answer, narrowed), icon="filter_alt_off", query=query)
     st.markdown(waste.sentence(answer))
