@@ -60,7 +60,8 @@ def page(filters: dict[str, str]) -> None:
             " overview shows which engines send spans."
         )
         return
-    _summary(answer["savings"], answer["engines"])
+    curve = memory.most_to_gain(answer["savings"], answer["engines"])
+    _summary(answer["savings"], answer["engines"], curve)
     if sentence := engines.missing_spans([recorder for each in answer["engines"] for recorder in each["recorders"]]):
         st.warning(f"{sentence} The sums below do not include them.")
     st.subheader("Where the tokens of admitted requests came from", anchor=False)
@@ -68,7 +69,7 @@ def page(filters: dict[str, str]) -> None:
     models = {each["engine"]: each["model"] for each in answer["engines"]}
     _reasons(answer["savings"], models, answer["markers"])
     _wasted(answer["waste"], filters, narrowed)
-    _more_memory(answer["savings"], answer["engines"])
+    _more_memory(curve)
     st.subheader("By engine and connector", anchor=False)
     table(savings.place_rows(answer["savings"], models), key="places")
     st.caption(
@@ -80,11 +81,11 @@ def page(filters: dict[str, str]) -> None:
         table(savings.copy_rows(sums), key="copies")
 
 
-def _summary(answer: Row, listed: list[Row]) -> None:
+def _summary(answer: Row, listed: list[Row], curve: Row | None) -> None:
     """Whether the offload is worth it: the verdict, its numbers, their calculation and their limits."""
     sums = answer["worth"]
     level, sentence = savings.verdict(answer, listed)
-    more = [memory.better_of(answer, listed), savings.memory_held(answer, listed)]
+    more = ["" if curve is None else memory.better(curve), savings.memory_held(answer, listed)]
     with st.container(key=f"say-{level}-worth"):
         st.markdown(f"**{sentence}** {' '.join(filter(None, more))}")
     cards(savings.cards(sums))
@@ -153,23 +154,21 @@ def _wasted(answer: Row, filters: Mapping[str, str], narrowed: Mapping[str, str]
     )
 
 
-def _more_memory(answer: Row, listed: list[Row]) -> None:
+def _more_memory(curve: Row | None) -> None:
     """The estimated effect of other store sizes, for the connector with the largest gain."""
     st.subheader("What more memory would buy", anchor=False, help=TERMS["more memory"])
-    curve = memory.most_to_gain(answer)
     if curve is None:
         st.caption(
             "Not estimated: it needs the hashes of prompts' blocks, which are recorded at level `detailed` with"
             " `block_hashes: on`."
         )
         return
-    limit, given = memory.limit_of(curve, listed), memory.given_of(curve, answer)
-    if place := memory.place(curve, answer):
-        st.caption(f"Of {place}, where another size would change most. Choose another engine above.")
-    st.markdown(memory.sentences(curve, limit=limit, given=given))
+    if curve["place"]:
+        st.caption(f"Of {curve['place']}, where another size would change most. Choose another engine above.")
+    st.markdown(memory.sentences(curve))
     if curve["points"]:
-        draw_chart(charts.what_memory_buys(curve, limit=limit, given=given, dark=is_dark()), key="memory")
-        dot = "; the dot is this store's measured share" if memory.today(curve, limit) else ""
+        draw_chart(charts.what_memory_buys(curve, dark=is_dark()), key="memory")
+        dot = "; the dot is this store's measured share" if curve["held"] else ""
         st.caption(
             f"The line is an estimate for a store with LRU eviction{dot}."
             " `kvtrail audit --savings` makes the same of a recorded trace."
