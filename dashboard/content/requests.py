@@ -28,7 +28,7 @@ ENDS = {name: palette.label(name) for name in palette.OUTCOME if name != "runnin
 STATUS = {**palette.STATUS, **palette.OUTCOME}
 """The display words for a request: its status while it runs, then its outcome."""
 LIVE_NS = 30 * 10**9
-"""A request with a later event is assumed to be running, unless a recorder says otherwise."""
+"""An open request without an event for this long counts as over: its duration ends with its latest event."""
 DIMENSIONS = {
     "engine": "Engine",
     "model": "Model",

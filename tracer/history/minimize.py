@@ -1,7 +1,7 @@
 """Reduces a history with a finding to the smallest one that still shows it, for a report that others can read.
 
 The detector is the oracle. A smaller history is accepted only if it shows the finding with the same numbers and by the same
-spans, shows no finding that the recording lacks, and has the prerequisites of all its events (`replay.prerequisites`). So
+spans, shows no finding that the recording lacks, and has the prerequisites of all its events (`history.prerequisites`). So
 every error in it was in the recording, and none is an artifact of the reduction.
 """
 
