@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 from math import floor, log10
 from typing import Any
 
+from kvtrail.tracer.events.cache_groups import split
 from kvtrail.tracer.events.events import Direction, Side, XferOp
 from kvtrail.tracer.events.semconv import CUT_OFF, NO_END_RECORD, Kind
 from kvtrail.tracer.model.findings import Unknown
@@ -207,11 +207,8 @@ def blocks(ids: Iterable[int]) -> str:
 
 def blocks_named(numbers: Mapping[str, Any]) -> str:
     """The block ids that a span names, group by group if there are several KV cache groups: 3-18 | 40."""
-    ids, counts = numbers["blocks_ids"], numbers.get("blocks_by_group")
-    if counts is None:
-        return blocks(ids) or "none"
-    ends = list(accumulate(counts))
-    return " | ".join(blocks(ids[end - number : end]) or "none" for end, number in zip(ends, counts, strict=True))
+    by_group = split(numbers["blocks_ids"], numbers.get("blocks_by_group"))
+    return " | ".join(blocks(ids) or "none" for ids in by_group)
 
 
 def kind(name: str) -> str:
