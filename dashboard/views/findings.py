@@ -61,8 +61,6 @@ def page(given: dict[str, str], order: str) -> None:
         }
 
     answer = read(ask, key=f"findings {shown.field()} {given} {order}")
-    if answer is None:
-        return
     if sentence := engines.missing_spans(answer["recorders"]):
         st.warning(sentence)
     rule = next((each for each in answer["rules"] if each["id"] == given.get("rule")), None)

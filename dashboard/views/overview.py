@@ -39,8 +39,6 @@ def page() -> None:
     """Draw the page, again at each refresh."""
     shown, now_ns = picker.current(), time.time_ns()
     answer = read(lambda: ask(shown), key=f"overview {shown.field()}")
-    if answer is None:
-        return
     about_tracer = engines.tracer_status(answer["fleet"]["tracer"], url=tracer().url, now_ns=now_ns)
     if not answer["has_requests"]:
         welcome(about_tracer)

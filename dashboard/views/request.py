@@ -48,13 +48,11 @@ def page(request_id: str, engine: str, tab: str) -> None:
         parts = phases_of(timeline)
         return timeline, parts, pairs_of(timeline, parts) if tab == "handoff" else []
 
-    answer = read(lambda: [ask()], key=f"request {request_id} {engine} {tab}")
+    answer = read(ask, key=f"request {request_id} {engine} {tab}")
     if answer is None:
-        return
-    if answer[0] is None:
         unknown_request(f"{plain(request_id)}, by its engine's or its external id")
         return
-    timeline, parts, pairs = answer[0]
+    timeline, parts, pairs = answer
     header(timeline["request"])
     if tab == "replay":
         replay.show(timeline, parts)

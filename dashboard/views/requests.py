@@ -78,8 +78,6 @@ def table(search: str, order: str, chosen: dict[str, str]) -> None:
         lambda: tracer().get("requests", search=search, sort=order, limit=MOST, **asked, **window),
         key=f"requests {search!r} {order} {chosen} {shown.field()}",
     )
-    if found is None:
-        return
     if not found:
         st.info(requests.none_found(search, chosen))
         return
@@ -105,8 +103,6 @@ def grouped(by: str, of: str, search: str, chosen: dict[str, str]) -> None:
         return tracer().get("latency/groups", by=by, of=measure, **filters, **shown.query)
 
     answer = read(ask, key=f"groups {by} {of} {filters} {shown.field()}")
-    if answer is None:
-        return
     if not answer["groups"]:
         st.info(requests.none_found("", chosen))
         return
@@ -134,10 +130,7 @@ def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
         measures = tracer().get("latency/measures", **asked, **shown.query)
         return tracer().get("latency", of=of or latency.usual(measures), **asked, **shown.query), measures
 
-    answer = read(ask, key=f"latency {shown.field()} {of} {asked}")
-    if answer is None:
-        return
-    over_time, measures = answer
+    over_time, measures = read(ask, key=f"latency {shown.field()} {of} {asked}")
     if not over_time["requests"]:
         st.info(requests.none_found("", chosen))
         return

@@ -48,8 +48,6 @@ def page(filters: dict[str, str]) -> None:
         }
 
     answer = read(ask, key=f"savings {shown.field()} {filters} {narrowed}")
-    if answer is None:
-        return
     if narrowed:
         _wasted(answer["waste"], filters, narrowed)
         return
