@@ -35,8 +35,9 @@ class Tally:
 
     Attributes:
         verdicts: number of forgotten requests by verdict; after `close`, of all requests.
-        reasons: number of unknown ones among them, by reason.
-        events: number of entered events; duplicates count as `repeated`.
+        reasons: number of requests with the verdict `unknown`, by reason.
+        events: number of entered events without duplicates.
+        repeated: number of duplicates.
         outcomes: status, outcome and error of the accounts with findings.
         unfinished: after `close`, requests that had not ended, by engine.
         lookups, hits: number of entered lookups, and of those that the connector answered with tokens.
@@ -215,7 +216,7 @@ class OfflineDetector:
             detector.forgotten[hash(key)] = None
 
     def _take(self, findings: Sequence[Finding]) -> None:
-        self.detector.changed.clear()  # nobody writes rows
+        self.detector.changed.clear()  # only a store needs the changed rows
         for finding in findings:
             if hash((finding.engine, finding.request)) in self.detector.forgotten:
                 raise TooLate

@@ -1,4 +1,4 @@
-"""Steps through a history: each event, its request's account before and after it, and the findings that it made.
+"""Steps through a history: each event, its request's account before and after it, and the findings that it triggered.
 
 A request's account is rebuilt from its own events, step by step.
 """
@@ -46,7 +46,7 @@ class Step:
         before: the request's account before the event, as JSON-ready data; None for an event without a request, and for a
             request's first event.
         after: the same after the event; None for an event without a request.
-        findings: findings that this event made, in their state at that time.
+        findings: findings that this event triggered, in their state at that time.
         late: findings about events that are missing at the end of the history; only at the last shown step.
     """
 

@@ -49,8 +49,8 @@ class Tenants:
 
 
 def measures_of(breakdown: Breakdown, tier_of: Callable[[str], str], *, tenant: str = PLAIN) -> dict[str, int]:
-    """The measures that an admission adds; `tier_of` gives the name under which a tier is counted. Tokens of no other tenant
-    are `plain`, and need no sum of their own."""
+    """The measures that an admission adds; `tier_of` gives the name under which a tier is counted. Tokens of the plain
+    tenant get no measure of their own: they are the rest."""
     measures: dict[str, int] = {}
 
     def add(measure: str, count: int) -> None:
