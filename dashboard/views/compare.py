@@ -84,7 +84,7 @@ def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None
     if found := compare.rows(a, b):
         table(found, key="differences")
     else:
-        st.success("Nothing that matters: both took as long, were answered and ended alike.")
+        st.success("No difference that matters: durations, answers and outcomes are alike.")
 
 
 def side(request_id: str, engine: str) -> compare.Side | None:

@@ -47,7 +47,7 @@ def show(shown: TimeRange) -> None:
             others = {name: value for name, value in address.query().items() if name != AT}
             link("overview", "Close", icon="close", query=others)
         if at_ns is None or not shown.since_ns < at_ns < shown.until_ns:
-            st.info("This is no moment of the range: choose a marker.")
+            st.info("This moment is not within the range: choose a marker.")
             return
         asked = {"at_ns": at_ns, "since_ns": shown.since_ns, "until_ns": shown.until_ns}
         question = (at_ns, shown.field(), now_ns // EVERY_NS)

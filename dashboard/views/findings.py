@@ -83,7 +83,7 @@ def _findings(answer: Row, given: dict[str, str], order: str) -> None:
             f"No finding from {when}{' matches. Remove a filter, or choose' if given else '. Choose'} a longer range."
         )
         return
-    st.caption("Findings by what they could do. Drag along the chart to see a part of it.")
+    st.caption("Findings by severity. Drag along the chart to zoom in.")
     findings_chart(answer["trend"], answer["markers"])
     if "rule" not in given:
         _by_rule(answer["by_rule"], oldest_first=order == "oldest")
@@ -123,7 +123,7 @@ def _by_rule(rules: list[Row], *, oldest_first: bool) -> None:
         rows,
         key="by_rule",
         links=[("findings", {**address.query(), "rule": str(row["Rule"])}) for row in rows],
-        note="Click a rule to see its findings with its runbook beside them. What they did is that of the latest ones.",
+        note="Click a rule to see its findings, with its runbook beside them. What they did is known of the latest ones only.",
     )
 
 

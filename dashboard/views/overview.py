@@ -72,10 +72,10 @@ def over_time(answer: Row) -> None:
     """The two charts side by side; a range drawn on one becomes the page's."""
     left, right = st.columns(2, gap="medium")
     with left:
-        st.caption("**Tokens of admitted requests, by where they came from**")
+        st.caption("**Tokens of admitted requests by source**")
         sources_chart(answer["savings"], answer["markers"])
     with right:
-        st.caption("**Findings, by what they could do**")
+        st.caption("**Findings by severity**")
         if answer["trend"]["counts"]:
             findings_chart(answer["trend"], answer["markers"])
         else:
@@ -96,11 +96,11 @@ def show_engines(answer: Row, shown: TimeRange, *, now_ns: int) -> None:
         key="engines",
         links=[_link_of(engine, shown) for engine in listed],
         ids=[engine["engine"] for engine in listed],
-        note="Click an engine to see what its offload saves; one that ended with open requests, to see these.",
+        note="Click an engine to see what its offload saves or, if it ended with open requests, those requests.",
     )
     if answer["pairs"]:
         st.subheader("Pairs of engines", anchor=False, help=TERMS["hand-off"])
-        note = "Hand-offs since this tracer started. Nobody: no request that takes them is known here."
+        note = "Hand-offs since this tracer started. “nobody” means that no request that takes them is known here."
         table(engines.pair_rows(answer["pairs"]), key="pairs", note=note)
     if kept := answer["kept"]:
         st.markdown("**Kept for other engines now**")
@@ -128,7 +128,7 @@ def welcome(about_tracer: str) -> None:
     """The page of a tracer without requests: the address for spans, and a command to copy that sends some."""
     st.subheader("No requests yet: the tracer listens", anchor=False)
     st.caption(about_tracer)
-    st.markdown("Any connector is traced, under its own name. Replace `MODEL`, and the connector by yours:")
+    st.markdown("Any connector is traced, under its own name. Replace `MODEL`, and the connector with yours:")
     st.code(overview.engine_settings(tracer().url), language=None, wrap_lines=True)
     st.caption(
         "From another machine, use this one's name in the address (`kvtrail serve --host` admits other machines). A tracer"

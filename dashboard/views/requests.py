@@ -137,7 +137,7 @@ def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
     say_ignored(ignored)
     st.markdown(latency.summary(over_time))
     if over_time["whole"]["requests"]:
-        st.caption("When requests started, and how long they took; darker where more did. Draw an area to list them.")
+        st.caption("Requests by start time and duration; darker cells have more. Draw an area to list its requests.")
 
         def draw(selection: Mapping[str, Any]) -> None:
             if (area := latency.drawn(selection, over_time)) is not None:
@@ -155,7 +155,7 @@ def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
         latency.measure_rows(found),
         key="measures",
         links=[("requests", {**query, "of": each["of"]}) for each in found],
-        note="Each time by itself, of the requests that have it. Percentiles are within 4.5 %. Click one to see it above.",
+        note="Each time over the requests that have it. Percentiles are within 4.5 %. Click a row to see it above.",
         appends=True,
     )
 

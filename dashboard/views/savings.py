@@ -93,7 +93,7 @@ def _summary(answer: Row, listed: list[Row], curve: Row | None) -> None:
 def _reasons(answer: Row, models: dict[str, str], marked: list[Row]) -> None:
     """The causes of computed tokens: over time, and by engine, connector, model, tenant and KV cache group."""
     sums = answer["worth"]
-    st.subheader("Why the others were computed", anchor=False, help=TERMS["cause"])
+    st.subheader("Why tokens were computed", anchor=False, help=TERMS["cause"])
     if not (sentence := " ".join(filter(None, (causes.largest(sums), causes.unknown(sums))))):
         st.caption(
             "Nothing was computed, by what is recorded."
@@ -114,9 +114,9 @@ def _reasons(answer: Row, models: dict[str, str], marked: list[Row]) -> None:
 
 
 def _wasted(answer: Row, filters: Mapping[str, str], narrowed: Mapping[str, str]) -> None:
-    """Tokens that were computed although a cache had held them: the most expensive prefixes, and their tenants; if a click on
-    a row has `narrowed` it down to one of them, the requests."""
-    st.subheader("Computed although it had been held", anchor=False)
+    """Tokens that were computed although a cache had held them: the most expensive prefixes, and their tenants. If a click on a
+    row has `narrowed` them down to one group, also its requests."""
+    st.subheader("Tokens computed although a cache had held them", anchor=False)
     given = {name: value for name, value in filters.items() if value}
     query = {**picker.current().address, **as_address(given)}
     if narrowed:
@@ -147,7 +147,7 @@ def _wasted(answer: Row, filters: Mapping[str, str], narrowed: Mapping[str, str]
         waste.tenant_rows(answer),
         key="waste_tenant",
         links=links,
-        note="Tenants, those that pay most first.",
+        note="Tenants, the most tokens first.",
         most_rows=8,
     )
 
