@@ -123,7 +123,7 @@ def _by_rule(rules: list[Row], *, oldest_first: bool) -> None:
         rows,
         key="by_rule",
         links=[("findings", {**address.query(), "rule": str(row["Rule"])}) for row in rows],
-        note="Click a rule to see its findings, with its runbook beside them. What they did is known of the latest ones only.",
+        note="Click a rule to see its findings and its runbook. What they did is known of the latest ones only.",
     )
 
 

@@ -114,8 +114,8 @@ def _reasons(answer: Row, models: dict[str, str], marked: list[Row]) -> None:
 
 
 def _wasted(answer: Row, filters: Mapping[str, str], narrowed: Mapping[str, str]) -> None:
-    """Tokens that were computed although a cache had held them: the most expensive prefixes, and their tenants. If a click on a
-    row has `narrowed` them down to one group, also its requests."""
+    """Tokens that were computed although a cache had held them: the most expensive prefixes, and their tenants. If a click
+    on a row has `narrowed` them down to one group, also its requests."""
     st.subheader("Tokens computed although a cache had held them", anchor=False)
     given = {name: value for name, value in filters.items() if value}
     query = {**picker.current().address, **as_address(given)}
