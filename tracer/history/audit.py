@@ -291,27 +291,22 @@ class _Auditor:
         """Judge decoded spans of these recorders."""
         self._resources |= {resource.get(semconv.RECORDER_ID.key): resource for resource in resources}
         self._detector.feed(batch.events)
-        self._count(batch, path)
-
-    def enter_log(self, log: LogReader) -> None:
-        """Judge the events of a log."""
-        spans = log.spans()
-        while held := list(islice(spans, SETTLE_EVERY)):
-            batch = _decoded(held)
-            self._detector.feed(batch.events)
-            # Every request of a log would wait for its number 0, which would keep the whole log in memory.
-            self._detector.settle()
-            self._detector.forget_idle(log.engine, MOST_IN_A_LOG)
-            self._count(batch, log.path)
-        self.result.logs.append(log.summary)
-        self.result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
-
-    def _count(self, batch: Decoded, path: Path) -> None:
         result = self.result
         result.unknown_spans.update(batch.unknown_spans)
         result.unknown_attributes.update(batch.unknown_attributes)
         result.unreadable += [(str(path), 0, str(malformed)) for malformed in batch.malformed]
         result.foreign += len(batch.foreign)
+
+    def enter_log(self, log: LogReader) -> None:
+        """Judge the events of a log."""
+        spans = log.spans()
+        while held := list(islice(spans, SETTLE_EVERY)):
+            self.enter(_decoded(held), log.path, ())
+            # Every request of a log would wait for its number 0, which would keep the whole log in memory.
+            self._detector.settle()
+            self._detector.forget_idle(log.engine, MOST_IN_A_LOG)
+        self.result.logs.append(log.summary)
+        self.result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
 
     def concluded(self) -> Audit:
         """The result, after the last event."""

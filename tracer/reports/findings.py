@@ -162,28 +162,23 @@ def _described(witness: Witness, epoch: int) -> str:
 
 def _summary(result: Audit, columns: int | None) -> str:
     of = result.verdicts
-    lines = wrapped(
+    texts = [
         f"{words.some(sum(of.values()), 'request')}: {of[Verdict.DRIFT]} with drift, {of[Verdict.OK]} ok,"
         f" {of[Verdict.UNKNOWN]} unknown;"
         f" {words.some(result.events, 'event')}, {words.some(result.foreign, 'foreign span')},"
         f" {words.some(result.missing, 'event')} missing.",
-        columns,
-    )
-    for summary in result.logs:
-        lines += wrapped(plain(summary), columns)
-    for (giver, taker), flow in result.handoffs:
-        lines += wrapped(plain(_handed_over(result, giver, taker, flow)), columns)
+        *result.logs,
+        *(_handed_over(result, *pair, flow) for pair, flow in result.handoffs),
+    ]
     for what, unknown in (("spans", result.unknown_spans), ("attributes", result.unknown_attributes)):
         if unknown:
             named = ", ".join(f"{name} ({words.count(number)})" for name, number in sorted(unknown.items()))
-            text = f"A newer kvtrail wrote {what} that this one does not know and skips: {named}."
-            lines += wrapped(plain(text), columns)
+            texts.append(f"A newer kvtrail wrote {what} that this one does not know and skips: {named}.")
     if result.unreadable:
         file, number, reason = result.unreadable[0]
-        text = f"{len(result.unreadable)} lines or spans could not be read; the first: {file}:{number}: {reason}"
-        lines += wrapped(plain(text), columns)
-    for why, rules in result.unjudged.items():
-        lines += wrapped(f"Never decided, because {why}: {', '.join(rules)}.", columns)
+        texts.append(f"{len(result.unreadable)} lines or spans could not be read; the first: {file}:{number}: {reason}")
+    texts += [f"Never decided, because {why}: {', '.join(rules)}." for why, rules in result.unjudged.items()]
+    lines = [line for text in texts for line in wrapped(plain(text), columns)]
     if not result.findings and (reasons := result.inconclusive):
         lines.append("Nothing found, but this is inconclusive:")
         for reason in reasons:
