@@ -52,10 +52,10 @@ def page(chosen: dict[str, str]) -> None:
         data=payload(
             answer,
             view,
+            command=st.session_state[COMMAND],
             is_away=is_away,
             is_filtered=bool(chosen),
             markers=[] if answer is None else markers(answer, chosen),
-            command=st.session_state[COMMAND],
         ),
         on_view_change=write_address,
         on_open_change=remember_click,
