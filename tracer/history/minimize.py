@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.history.history import History, Moment
@@ -181,22 +182,20 @@ class _Search:
 
     def _with_few_signs(self, kept: Sequence[int]) -> Sequence[int]:
         """The events without heartbeats that are not needed to bridge the time between two events."""
-        events, left = self._events, []
-        before_ns: dict[str, int] = {}
-        after_ns: dict[int, int] = {}
-        later: dict[str, int] = {}
-        for index in reversed(kept):
-            after_ns[index] = later.get(events[index].recorder, 0)
-            later[events[index].recorder] = events[index].end_ns
+        events = self._events
+        by_recorder: dict[str, list[int]] = {}
         for index in kept:
-            event = events[index]
-            begins_ns = before_ns.get(event.recorder)
-            spared = isinstance(event, Heartbeat) and begins_ns is not None and index not in self._needed
-            if spared and 0 < after_ns[index] <= (begins_ns or 0) + SILENCE_NS:
-                continue
-            left.append(index)
-            before_ns[event.recorder] = event.end_ns
-        return left
+            by_recorder.setdefault(events[index].recorder, []).append(index)
+        spared = set()
+        for own in by_recorder.values():
+            before = own[0]
+            for index, after in pairwise(own[1:]):
+                may_go = isinstance(events[index], Heartbeat) and index not in self._needed
+                if may_go and events[after].end_ns <= events[before].end_ns + SILENCE_NS:
+                    spared.add(index)
+                else:
+                    before = index
+        return [index for index in kept if index not in spared]
 
     def _witnesses(self) -> list[int]:
         """The events of the finding's witness."""
