@@ -3,7 +3,7 @@ from 1, as on every page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
 from kvtrail.dashboard.client import Row
@@ -51,10 +51,10 @@ def clamped(wanted: str | int, *, steps: int) -> int:
     return min(max(int(digits) if digits.isdecimal() and len(digits) < 10 else 1, 1), steps)
 
 
-def neighbours(with_findings: Iterable[int], *, step: int) -> tuple[int | None, int | None]:
+def neighbours(with_findings: Collection[int], *, step: int) -> tuple[int | None, int | None]:
     """The steps with findings before and after this one."""
-    numbers = list(with_findings)
-    return max((n for n in numbers if n < step), default=None), min((n for n in numbers if n > step), default=None)
+    before, after = ((n for n in with_findings if n < step), (n for n in with_findings if n > step))
+    return max(before, default=None), min(after, default=None)
 
 
 def changes(timeline: Row, *, step: int) -> list[Row]:
