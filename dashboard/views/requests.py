@@ -26,8 +26,6 @@ MOST = 200
 TABLE = "requests_table"
 LATEST = "latest"
 VIEWS = {"table": "Table", "lanes": "Lanes", "heat": "Heat map"}
-DRAWN = "area_drawn"
-"""The session's key for an area that was drawn on the heat map and is not in the URL yet."""
 CONDITIONS = (
     "Conditions, joined by `and`: `duration > 2s and evicted >= 100`. Times have a unit (ms, s, min); a cause means its"
     f" tokens. Names: {', '.join(NAMES)}."
@@ -120,9 +118,6 @@ def grouped(by: str, of: str, search: str, chosen: dict[str, str]) -> None:
 def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
     """Durations of requests: a heat map, and the percentiles of each phase. If no time measure is chosen, the default is
     shown. Drawing an area opens its requests as a table."""
-    if (drawn := st.session_state.pop(DRAWN, None)) is not None:
-        address.change(drawn)
-        st.rerun()
     shown = picker.current()
     asked, ignored = requests.filters_of_groups(chosen, search)
 
@@ -139,13 +134,14 @@ def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
     if over_time["whole"]["requests"]:
         st.caption("Requests by start time and duration; darker cells have more. Draw an area to list its requests.")
 
-        def draw(selection: Mapping[str, Any]) -> None:
-            if (area := latency.drawn(selection, over_time)) is not None:
-                where = " and ".join(filter(None, (chosen.get("where"), area["where"])))
-                st.session_state[DRAWN] = {**area, "where": where, "view": "", "of": "", "sort": "duration"}
+        def area(selection: Mapping[str, Any]) -> dict[str, str] | None:
+            if (drawn := latency.drawn(selection, over_time)) is None:
+                return None
+            where = " and ".join(filter(None, (chosen.get("where"), drawn["where"])))
+            return {**drawn, "where": where, "view": "", "of": "", "sort": "duration"}
 
         chart = latency.heat_map(over_time, dark=is_dark())
-        chart_to_draw_on(chart, key=f"heat_map {over_time['of']}", selection=latency.AREA, draw=draw)
+        chart_to_draw_on(chart, key=f"heat_map {over_time['of']}", selection=latency.AREA, area=area)
     st.subheader("Where the time went", anchor=False)
     if sentence := latency.tokens(measures):
         st.markdown(sentence)
