@@ -198,8 +198,8 @@ class Stories:
         verdict = self._detector.verdict(account)
         why = self._detector.why_unknown(account) if verdict is Verdict.UNKNOWN else None
         sums: dict[int, dict[str, int]] = {}
-        for cell, value in self._savings.sums.items():
-            sums.setdefault(cell.epoch, {})[cell.measure] = value
+        for each in self._savings.sums.rows():
+            sums.setdefault(each.epoch, {}).update(each.measures)
         self._savings.sums.clear()
         self._savings.facts.clear()
         places = self._places(request.shape, first)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from hashlib import sha256
 from heapq import heappop, heappush
@@ -18,7 +18,7 @@ from fleet import Recorder
 
 from kvtrail.tracer.model.engines import described
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.savings.minute_sums import MINUTE_NS, MINUTE_S, SumKey
+from kvtrail.tracer.savings.minute_sums import HOUR_S, MINUTE_S, StepKey
 from kvtrail.tracer.store import Batch, Chunk
 from kvtrail.tracer.store.request_rows import row_of
 from kvtrail.tracer.store.sqlite.log import FOLDED_SPANS
@@ -62,7 +62,7 @@ class Traffic:
         """When each has its next step, its number, and itself."""
         self._touched: dict[int, StoryRequest] = {}
         """By number, those with rows to be written."""
-        self._savings: defaultdict[tuple[int, str, str, int], dict[str, int]] = defaultdict(dict)
+        self._savings: Counter[StepKey] = Counter()
         self._findings: list[Finding] = []
         self._requests: set[tuple[str, str]] = set()
         self._traces: set[str] = set()
@@ -118,13 +118,11 @@ class Traffic:
 
     def rows(self) -> Batch:
         """The rows of what has changed."""
-        savings = {SumKey(*where, name): sum_ for where, sums in self._savings.items() for name, sum_ in sums.items()}
-        batch = Batch(findings=self._findings, savings=savings, settled=self._written)
+        batch = Batch(findings=self._findings, savings=self._savings, settled=self._written)
         for number, reported in self._touched.items():
             known = reported.account(self._engines[number % ENGINES].recorder)
             batch.requests.append(row_of(known, reported.lane()))
-        self._touched, self._findings = {}, []
-        self._savings.clear()
+        self._touched, self._findings, self._savings = {}, [], Counter()
         return batch
 
     def _tell(self, engine: _Engine, reported: StoryRequest, at_ns: int) -> None:
@@ -139,9 +137,9 @@ class Traffic:
         self._last_ns = at_ns
         state = reported.state
         for epoch, measures in state.sums.items():
-            sums = self._savings[at_ns // MINUTE_NS * MINUTE_S, engine.name, engine.connector, epoch]
-            for measure, value in measures.items():
-                sums[measure] = sums.get(measure, 0) + value
+            for step_s in (MINUTE_S, HOUR_S):
+                where = (step_s, at_ns // S // step_s * step_s, engine.name, engine.connector, epoch)
+                self._savings.update({(*where, measure): value for measure, value in measures.items()})
         if state.findings:
             self._findings += reported.findings(recorder)
 

@@ -85,7 +85,7 @@ def page(kind: str, events: int) -> None:
     number = st.session_state["number"] = st.session_state.get("number", 0) + 1
     data = answer(events, shift_us=number * 50_000)
     if kind == "component":
-        shown = payload(data, View(), is_away=False)
+        shown = payload(data, View(), command={"count": 0, "view": None}, is_away=False)
         component()(key="live", data=shown, on_view_change=lambda: None)
     else:
         st.altair_chart(chart(data), key="chart")

@@ -111,12 +111,9 @@ def dashboard(
     from starlette.middleware import Middleware
     from streamlit.starlette import App
 
-    from kvtrail.dashboard.login import BadLogin, Login, LoginMiddleware
+    from kvtrail.dashboard.login import Login, LoginMiddleware
 
-    try:
-        middleware = [Middleware(LoginMiddleware, login=Login(login_token_file))] if login_token_file else []
-    except BadLogin as error:
-        raise Refused(f"{error}") from error
+    middleware = [Middleware(LoginMiddleware, login=Login(login_token_file))] if login_token_file else []
     _check_port(host, port)
     scheme = "http" if tls_cert is None else "https"
     click.echo(f"Dashboard at {scheme}://{host}:{port}, reading the tracer at {tracer}. Stop it with Ctrl-C.")

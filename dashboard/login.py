@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from kvtrail.exposure import tokens_in
+from kvtrail.refused import Refused
 from kvtrail.tracer.events.bounded import BoundedDict
 
 OPEN_PATH = "/_stcore/health"
@@ -46,10 +47,6 @@ input,button{{font:inherit;width:100%;box-sizing:border-box;padding:.5rem;margin
 <code>--login-token-file</code>: ask whoever runs it.</p></html>"""
 
 
-class BadLogin(ValueError):
-    """The options would admit nobody; the text has the reason."""
-
-
 class Login:
     """Decides who is admitted.
 
@@ -58,14 +55,14 @@ class Login:
     """
 
     def __init__(self, token_file: Path, *, clock: Callable[[], float] = time.time) -> None:
-        """Raises BadLogin if the file has no token."""
+        """Raises Refused if the file has no token."""
         self.token_file, self._clock = token_file, clock
         self._failures: BoundedDict[str, list[float]] = BoundedDict(MAX_REMEMBERED)
         """The times of wrong tokens, by address."""
         self._sessions: BoundedDict[str, tuple[str, float]] = BoundedDict(MAX_REMEMBERED)
         """By cookie: the entered token, and the cookie's expiry."""
         if not self._tokens():
-            raise BadLogin(f"{token_file} holds no token: write one a line")
+            raise Refused(f"{token_file} holds no token: write one a line")
 
     def admits(self, scope: Scope) -> bool:
         """Whether a request or websocket comes from a logged-in user."""

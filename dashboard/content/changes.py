@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import text
+from kvtrail.dashboard.content import requests, text
 from kvtrail.dashboard.content.causes import tenant_name
 from kvtrail.dashboard.content.text import Link
 from kvtrail.dashboard.content.time_range import TimeRange
@@ -24,8 +24,6 @@ MEASURES = {
 """Display names of the amounts; all are per minute."""
 BY = {"prefix": "beginning of prompt", "cause": "why computed"}
 """Display names of dimensions that differ from their names."""
-FILTERS = {"engine": "on", "model": "model"}
-"""The dimensions for which the page of requests has a filter, and the filter's name in the URL."""
 FIRST = "computed"
 """The measure that the others explain."""
 EXPLAINS = 0.3
@@ -104,9 +102,7 @@ def filters(group: Row) -> dict[str, str]:
     by, value = group["dimension"], group["group"]
     if not value:
         return {}
-    if by in FILTERS:
-        return {FILTERS[by]: value}
-    return {"where": f"{value.partition(':')[0]} > 0" if by == "cause" else f"{by} = {value}"}
+    return {"where": f"{value.partition(':')[0]} > 0"} if by == "cause" else requests.of_group(by, value)
 
 
 def group_name(group: Row, names: Mapping[str, str]) -> str:

@@ -87,11 +87,9 @@ def causes_by(sums_of: Mapping[str, Mapping[str, int]], *, dark: bool) -> Chart:
     return framed(drawn)
 
 
-def what_memory_buys(
-    curve: Row, *, limit: int | None, given: float | None, dark: bool
-) -> alt.LayerChart | alt.FacetChart:
-    """The share that stores of other sizes would have supplied, the current size, and the measured share (`given`)."""
-    held = memory.today(curve, limit)
+def what_memory_buys(curve: Row, *, dark: bool) -> alt.LayerChart | alt.FacetChart:
+    """The share that stores of other sizes would have supplied, the current size, and the measured share."""
+    held, given = curve["held"], curve["given"]
     (unit, chunk), rows = memory.unit(curve), memory.rows(curve)
     stores = alt.Axis(tickCount=6, grid=False, format="~g", labelOverlap=True)
     shares = alt.Axis(format=".0%", tickCount=4, minExtent=36)

@@ -18,8 +18,8 @@ _LET = re.compile(r"^Let (\w+) = ")
 
 
 def rule_rows(rules: Iterable[Row], *, oldest_first: bool = False) -> list[Row]:
-    """The rules with findings, worst first and known ones last, or sorted by when they were first seen: their severity,
-    impact, whether they are known, and when they were seen."""
+    """The rules with findings, with their severity, impact, and first and last sighting: the worst first and known ones last,
+    or those that were seen first."""
 
     def weight(rule: Row) -> tuple[Any, ...]:
         loud = rule["not_known"]

@@ -13,7 +13,7 @@ class Entry:
 
     Attributes:
         colour: in CSS.
-        mark: `bar`, `dot`, `diamond`, `cross`, or the style of a line: `solid`, `dashed`, `dotted`.
+        mark: `bar`, `square`, `diamond` or `cross`.
         value: a number beside the name.
         help: its meaning, as a tooltip.
     """
@@ -35,6 +35,6 @@ def legend(entries: Iterable[Entry]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def of_colours(colours: Mapping[str, str], *, mark: str = "bar") -> str:
+def of_colours(colours: Mapping[str, str]) -> str:
     """The legend of a chart: what each colour means."""
-    return legend(Entry(name, colour, mark) for name, colour in colours.items())
+    return legend(Entry(name, colour) for name, colour in colours.items())

@@ -1,6 +1,7 @@
 """The estimated effect of more or less memory: one connector's hit-ratio curve, and sentences about it.
 
 A `curve` is an item of `memory` in `/api/efficiency`; its points are shares of the tokens that vLLM's own cache did not hold.
+`of_store` adds to it what is known of the store that it describes.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ from kvtrail.tracer.model.words import percent, size, some
 MIB, GIB = 1 << 20, 1 << 30
 
 
-def limit_of(curve: Row, engines: Iterable[Row]) -> int | None:
-    """Bytes that the connector may hold on each worker, by its engine's settings; None if not known."""
-    for engine in engines:
-        if engine["engine"] == curve["engine"]:
-            limits = [each["memory_limit"] for each in engine["recorders"] if each["memory_limit"] is not None]
-            return max(limits, default=None)
-    return None
-
-
-def today(curve: Row, limit: int | None) -> float | None:
-    """The number of chunks that the store holds today; None if not known."""
-    return limit / curve["chunk_bytes"] if limit and curve["chunk_bytes"] else None
+def of_store(curve: Row, savings: Row, engines: Iterable[Row]) -> Row:
+    """The curve with facts about its connector's store: `held`, the number of chunks that it may hold by its engine's
+    settings; `given`, the measured share that it gave; and `place`, the connector and its engine as text, empty if there is
+    only one curve. None stands for an unknown number."""
+    owner = (curve["engine"], curve["connector"])
+    of_engine = [recorder for each in engines if each["engine"] == curve["engine"] for recorder in each["recorders"]]
+    limit = max((each["memory_limit"] for each in of_engine if each["memory_limit"] is not None), default=None)
+    sums = (each["worth"] for each in savings["by_place"] if (each["engine"], each["connector"]) == owner)
+    engine = savings["engine_names"].get(curve["engine"], curve["engine"])
+    return {
+        **curve,
+        "held": limit / curve["chunk_bytes"] if limit and curve["chunk_bytes"] else None,
+        "given": next(map(store_size.given, sums), None),
+        "place": f"{text.plain(curve['connector'])} in {text.plain(engine)}" if len(savings["memory"]) > 1 else "",
+    }
 
 
 def unit(curve: Row) -> tuple[str, float]:
@@ -38,51 +42,28 @@ def unit(curve: Row) -> tuple[str, float]:
     return f"{name} on each worker", curve["chunk_bytes"] / size_
 
 
-def given_of(curve: Row, savings: Row) -> float | None:
-    """The measured share that the store of a curve gave."""
-    owner = (curve["engine"], curve["connector"])
-    return next(
-        (store_size.given(p["worth"]) for p in savings["by_place"] if (p["engine"], p["connector"]) == owner), None
-    )
-
-
-def most_to_gain(savings: Row) -> Row | None:
+def most_to_gain(savings: Row, engines: Iterable[Row]) -> Row | None:
     """The curve of the connector that another size of its store would change most; None if there is no curve."""
 
     def gain(curve: Row) -> float:
         """Additional tokens that a store of the best size would have supplied."""
         best = curve["points"][-1]["share"] if curve["points"] else 0.0
-        return float(max(0.0, best - (given_of(curve, savings) or 0.0)) * curve["wanted"])
+        return float(max(0.0, best - (curve["given"] or 0.0)) * curve["wanted"])
 
-    return max(savings["memory"], key=gain, default=None)
-
-
-def place(curve: Row, savings: Row) -> str:
-    """The connector and the engine of a curve as text; empty if there is only one curve."""
-    if len(savings["memory"]) < 2:
-        return ""
-    engine = savings["engine_names"].get(curve["engine"], curve["engine"])
-    return f"{text.plain(curve['connector'])} in {text.plain(engine)}"
+    return max((of_store(curve, savings, engines) for curve in savings["memory"]), key=gain, default=None)
 
 
-def better(curve: Row, *, limit: int | None, given: float | None, place: str = "") -> str:
+def better(curve: Row) -> str:
     """The size that would have supplied much more than the current store, in a sentence; empty if there is none, or if the
-    current store's share is unknown. `place` names the store if there are several."""
-    held, point = today(curve, limit), store_size.better(curve["points"], given)
+    current store's share is unknown."""
+    held, point = curve["held"], store_size.better(curve["points"], curve["given"])
     if point is None or (held is not None and held >= point["chunks"]):
         return ""
-    a = f"For {place}, a" if place else "A"
+    a = f"For {curve['place']}, a" if curve["place"] else "A"
     return (
         f"{a} store of {stored(curve, point['chunks'])} would have given {percent(point['share'])} of what vLLM's own"
-        f" cache did not hold, by the estimate below; this one gave {percent(given or 0.0)}."
+        f" cache did not hold, by the estimate below; this one gave {percent(curve['given'])}."
     )
-
-
-def better_of(savings: Row, engines: Iterable[Row]) -> str:
-    """The same sentence about the store that another size would change most; empty if there is none."""
-    if (curve := most_to_gain(savings)) is None:
-        return ""
-    return better(curve, limit=limit_of(curve, engines), given=given_of(curve, savings), place=place(curve, savings))
 
 
 def rows(curve: Row) -> list[Row]:
@@ -106,12 +87,11 @@ def stored(curve: Row, chunks: float) -> str:
     return size(chunks * curve["chunk_bytes"]) if curve["chunk_bytes"] else some(round(chunks), "chunk")
 
 
-def sentences(curve: Row, *, limit: int | None, given: float | None = None) -> str:
-    """The estimated share of the current store, its measured share (`given`) if known, and the size beyond which nothing is
-    gained."""
+def sentences(curve: Row) -> str:
+    """The estimated share of the current store, its measured share if known, and the size beyond which nothing is gained."""
     if not curve["points"]:
         return "No prefix was asked for twice, so no memory would have given anything."
-    held, enough = today(curve, limit), curve["points"][-1]
+    held, given, enough = curve["held"], curve["given"], curve["points"][-1]
     most = f"Beyond {stored(curve, enough['chunks'])} nothing is gained: what is asked for is new then."
     measured = "" if given is None else f" As measured, it gave {percent(given)}."
     if held is None:

@@ -28,7 +28,7 @@ ENDS = {name: palette.label(name) for name in palette.OUTCOME if name != "runnin
 STATUS = {**palette.STATUS, **palette.OUTCOME}
 """The display words for a request: its status while it runs, then its outcome."""
 LIVE_NS = 30 * 10**9
-"""A request with a later event is assumed to be running, unless a recorder says otherwise."""
+"""An open request without an event for this long counts as over: its duration ends with its latest event."""
 DIMENSIONS = {
     "engine": "Engine",
     "model": "Model",
@@ -38,8 +38,6 @@ DIMENSIONS = {
 }
 """The dimensions by which requests are grouped. A prefix is a hash of the first 64 tokens of a prompt."""
 CHOICES = {name: f"By {text.lower()}" for name, text in DIMENSIONS.items()}
-_OWN_FILTER = {"engine": "on", "model": "model"}
-"""The dimensions for which the page of requests has a filter; the others are conditions."""
 
 
 def status(request: Row) -> str:
@@ -144,11 +142,17 @@ def group_rows(answer: Row) -> list[Row]:
 
 def group_filters(answer: Row, others: Mapping[str, str]) -> list[dict[str, str]]:
     """For each group the URL parameters that select its requests; `others` are the conditions in use."""
-    by, where = answer["by"], others.get("where", "")
-    if by in _OWN_FILTER:
-        return [{_OWN_FILTER[by]: group["name"]} for group in answer["groups"]]
-    conditions = [f"{by} = {group['name']}" for group in answer["groups"]]
-    return [{"where": f"{where} and {own}" if where and own not in where else own} for own in conditions]
+    where = others.get("where", "")
+    found = [of_group(answer["by"], group["name"]) for group in answer["groups"]]
+    return [
+        {"where": f"{where} and {own['where']}"} if where and own.get("where", where) not in where else own
+        for own in found
+    ]
+
+
+def of_group(by: str, value: str) -> dict[str, str]:
+    """The URL parameters that select the requests of a group: a filter of the page, or a condition."""
+    return {ADDRESS.get(by, by): value} if by in ("engine", "model") else {"where": f"{by} = {value}"}
 
 
 def group_note(answer: Row, time: str) -> str:

@@ -66,11 +66,11 @@ class TimeRange:
         return _between(max(begin_ns, self.since_ns), min(end_ns, self.until_ns))
 
 
-def of_query(query: Mapping[str, str], *, now_ns: int, default: str = DEFAULT) -> TimeRange:
+def of_query(query: Mapping[str, str], *, now_ns: int) -> TimeRange:
     """The range in a URL's `from` and `to`. Users may also write URLs by hand: if one cannot be parsed, the default up to
     now."""
-    begin, end = (query.get(name, otherwise) for name, otherwise in (("from", default), ("to", NOW)))
-    return _of_ends(begin, end, now_ns=now_ns) or of_query({"from": default}, now_ns=now_ns)
+    begin, end = query.get("from", DEFAULT), query.get("to", NOW)
+    return _of_ends(begin, end, now_ns=now_ns) or of_query({}, now_ns=now_ns)
 
 
 def typed(text: str, *, now_ns: int, shown: TimeRange) -> TimeRange:

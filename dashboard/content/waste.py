@@ -16,7 +16,6 @@ from kvtrail.tracer.model.words import count, some
 
 CHOSEN = ("tenant", "prefix")
 """The filters that a click on a row sets, besides the page's filters: names in the URL and in the API."""
-NOT_RECORDED = "not recorded"
 
 
 def sentence(answer: Row) -> str:
@@ -76,7 +75,7 @@ def request_rows(answer: Row) -> list[Row]:
             "Tokens": each["tokens"],
             "Prefill": each["seconds"],
             "Lost from token": each["start"],
-            "Prefix": each["prefix"] or NOT_RECORDED,
+            "Prefix": each["prefix"] or "not recorded",
         }
         for each in answer["requests"]
     ]

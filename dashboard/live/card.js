@@ -34,17 +34,16 @@ export class Card {
   }
 }
 
-/** Show the focused finding, or the request selected by keyboard, in the panel; false if there is neither. */
+/** Show the focused finding, or the request selected by keyboard, in the panel; hide the panel if there is neither. */
 export function showDetail(panel, model, { focused, chosen }) {
   const text = focused ? markText(model, focused) : chosen >= 0 ? described(model, chosen) : null;
   panel.hidden = text === null;
-  if (text === null) return false;
+  if (text === null) return;
   const content = JSON.stringify(text);
-  if (panel.dataset.content === content) return true; // replacing the text would clear the user's selection in it
+  if (panel.dataset.content === content) return; // replacing the text would clear the user's selection in it
   panel.dataset.content = content;
   panel.querySelector(".what").replaceChildren(element("strong", focused ? "wrong" : "", text.title), ...paragraphs(text.wrong, text.lines));
   panel.querySelector(".open").hidden = Boolean(focused) && focused.lane < 0;
-  return true;
 }
 
 /** The text of a finding. */

@@ -43,27 +43,24 @@ def component() -> ComponentRenderer:
     return st.components.v2.component(NAME, js=script(), css=style, html=body)
 
 
-NO_COMMAND = {"count": 0, "view": None}
-
-
 def payload(
     answer: Row | None,
     view: View,
     *,
+    command: Mapping[str, Any],
     is_away: bool,
     is_filtered: bool = False,
     markers: Sequence[Row] = (),
-    command: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The component's data.
 
     Args:
         answer: the answer of `/api/lanes`; None before the first one.
+        command: the last view that the page commanded, and the `count` of commands; a view of None means that the typed
+            time cannot be parsed.
         is_away: whether the tracer does not answer; `answer` is then its last answer.
         is_filtered: whether the page has filters in use.
         markers: the markers of `/api/markers`, by time.
-        command: the last view that the page commanded, and the `count` of commands; a view of None means that the typed
-            time cannot be parsed.
     """
     if answer is not None:
         moments = {f"{name}_ms": ms_of(answer[f"{name}_ns"]) for name in ("from", "to", "now")}
@@ -75,7 +72,7 @@ def payload(
         "is_away": is_away,
         "is_filtered": is_filtered,
         "markers": [marker(each) for each in markers],
-        "command": to_builtins(command) if command else NO_COMMAND,
+        "command": to_builtins(command),
         "palette": COLOURS,
     }
 

@@ -66,7 +66,7 @@ function deathText(model, death) {
   return `${howItEnded(clock(model.origin + death.at, 1000), death.ended_by)}${lost}`;
 }
 
-/** Why an engine ended: an exception, or the end of its process, for which recorders have their own sentence. */
+/** How an engine ended: by an exception, or with its process, for which recorders write a fixed text. */
 export function howItEnded(at, endedBy) {
   if (endedBy === NO_END_RECORD) return `was killed at ${at}`;
   return `died at ${at}${endedBy ? ` of ${endedBy}` : ""}`;

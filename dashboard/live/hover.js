@@ -1,5 +1,5 @@
-// What the card beside the pointer names: a request or a finding. It stays named while the pointer rests, though the picture
-// slides on under it with time, and a click opens it: nothing else than what somebody has read.
+// The item that the card beside the pointer names: a request or a finding. It stays named while the pointer rests, even if the
+// picture moves under it as time passes, and a click opens exactly this item.
 
 import { sameMark, sameRequest } from "./cursor.js";
 import { CLICK } from "./time.js";

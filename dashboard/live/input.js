@@ -112,11 +112,10 @@ export function thingAt(live, x, y) {
 export function listenToKeys(live) {
   const { canvas } = live;
   const pan = (share) => live.change(panned(live.view, live.view.span_ms * share, live.now()));
-  const zoom = (factor) => live.zoom(factor);
   const actions = {
-    ArrowLeft: () => pan(-0.15), ArrowRight: () => pan(0.15), a: () => pan(-0.15), d: () => pan(0.15),
+    ArrowLeft: () => pan(-0.15), ArrowRight: () => pan(0.15),
     ArrowUp: () => live.scrollBy(-52), ArrowDown: () => live.scrollBy(52),
-    "+": () => zoom(0.6), "=": () => zoom(0.6), w: () => zoom(0.6), "-": () => zoom(1 / 0.6), s: () => zoom(1 / 0.6),
+    "+": () => live.zoom(0.6), "=": () => live.zoom(0.6), "-": () => live.zoom(1 / 0.6),
     n: () => live.step(1), N: () => live.step(-1), " ": () => live.pause(),
     f: () => live.fold(), 0: () => live.toFit(), t: () => live.find(".typed").select(),
     "?": () => live.help(), Enter: () => live.openFocused(), Escape: () => live.escape(),

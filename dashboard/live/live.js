@@ -48,7 +48,7 @@ class Live {
     window.addEventListener("pagehide", this.leave);
   }
 
-  /** Take a new answer, or none: `data` is that of `payload` in payload.py. */
+  /** Take a new answer, or none: `data` is the result of `payload` in component.py. */
   take({ data, setStateValue, setTriggerValue }) {
     Object.assign(this, { data, setStateValue, setTriggerValue });
     this.came_ms = Date.now();

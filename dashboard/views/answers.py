@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import streamlit as st
 
@@ -38,20 +38,22 @@ def unless_over(every_s: float, *, ended_ns: int | None) -> float | None:
     return every_s if ended_ns is None or time.time_ns() - ended_ns < OVER_NS else None
 
 
-def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
-    """The tracer's answer. If it does not answer: a banner, and the last answer to the same question `key`, if any.
+def read(ask: Callable[[], Answer], *, key: str) -> Answer:
+    """The tracer's answer. If it does not answer: a banner, and the last answer to the same question `key`. Without such an
+    answer the page ends here.
 
     So the page stays usable while the tracer restarts.
     """
     # Always an element, so that the following ones keep their position and are not redrawn.
     banner = st.empty()
     st.session_state[ASKED] = key
-    asked, known = st.session_state.get(LAST, (None, None))
-    last: Answer | None = known if asked == key else None
+    last: tuple[str, Answer] | None = st.session_state.get(LAST)
+    if last is not None and last[0] != key:
+        last = None
     with banner:
         is_leaving = follow_click()
     if is_leaving and last is not None:
-        return last  # a hanging tracer would block the user here
+        return last[1]  # a hanging tracer would block the user here
     try:
         if last is None:
             with banner, st.spinner("Asking the tracer ..."):
@@ -62,10 +64,20 @@ def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
     except TracerAway as away:
         stale = "" if last is None else " Below is what was last known."
         banner.error(f"{away} Trying again every {EVERY_S} s.{stale}")
-        return last
+        if last is None:
+            st.stop()
+        return last[1]
     # One slot for all questions: typing a search makes many, and their answers would pile up.
     st.session_state[LAST] = (key, answer)
     return answer
+
+
+def unless_away(ask: Callable[[], Any], otherwise: Any = None) -> Any:
+    """The tracer's answer, or `otherwise` while it is away: the part of the page that `read` draws shows the error."""
+    try:
+        return ask()
+    except TracerAway:
+        return otherwise
 
 
 def question() -> str:

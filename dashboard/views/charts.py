@@ -11,7 +11,8 @@ from altair.utils import schemapi
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import charts
-from kvtrail.dashboard.views import picker
+from kvtrail.dashboard.content.legend import of_colours
+from kvtrail.dashboard.views import address, picker
 
 # Altair would check each part of a chart against its schema, twice, at every refresh: half of the time of a page with charts.
 # The tests do it once.
@@ -34,36 +35,49 @@ def chart_to_draw_on(
     *,
     key: str,
     selection: str,
-    draw: Callable[[Mapping[str, Any]], None],
+    area: Callable[[Mapping[str, Any]], Mapping[str, str] | None],
     markers: Sequence[Row] = (),
 ) -> None:
-    """A chart with markers; `draw` is called with the area drawn on it, the `selection` of that name.
+    """A chart with markers, on which an area can be drawn, the `selection` of that name. `area` gives the URL parameters that
+    show it; None if it shows nothing.
 
     The rows are sent beside the spec, so that a refresh with other rows does not redraw the chart under the pointer.
     """
+    if (shown := st.session_state.pop(f"{key}_drawn", None)) is not None:
+        address.change(shown)
+        st.rerun()
     # The drawn area is cleared once it is shown: the next range has another chart.
     chart_key = f"{key} {picker.current().field()}"
     spec, rows = charts.spec_and_rows(chart)
     spec = charts.readable(charts.with_markers(spec, markers, dark=is_dark()), dark=is_dark())
 
     def drawn() -> None:
-        draw(st.session_state[chart_key]["selection"].get(selection, {}))
+        st.session_state[f"{key}_drawn"] = area(st.session_state[chart_key]["selection"].get(selection, {}))
 
     _draw(rows, spec, key=chart_key, on_select=drawn, selection_mode=selection)
 
 
+def sources_chart(answer: Row, markers: Sequence[Row]) -> None:
+    """The tokens of `/api/efficiency` by source over time, with their legend."""
+    st.html(of_colours(charts.source_colours(answer, dark=is_dark())))
+    chart_over_time(charts.sources_over_time(answer, dark=is_dark()), markers, key="sources")
+
+
+def findings_chart(trend: Row, markers: Sequence[Row]) -> None:
+    """The findings of `/api/findings/trend` by severity over time, with their legend."""
+    st.html(of_colours(charts.severity_colours(trend, dark=is_dark())))
+    chart_over_time(charts.findings_over_time(trend, dark=is_dark()), markers, key="findings")
+
+
 def chart_over_time(chart: charts.Chart, markers: Sequence[Row], *, key: str) -> None:
     """A chart over time, with markers. A range drawn along it becomes the page's."""
-    if (range_drawn := st.session_state.pop(f"{key}_drawn", None)) is not None:
-        picker.show(range_drawn)
-        st.rerun()
 
-    def draw(selection: Mapping[str, Any]) -> None:
+    def area(selection: Mapping[str, Any]) -> dict[str, str] | None:
         ends = selection.get(charts.MOMENT)
-        if ends and (narrowed := picker.current().narrowed(*ends)) is not None:
-            st.session_state[f"{key}_drawn"] = narrowed
+        narrowed = picker.current().narrowed(*ends) if ends else None
+        return None if narrowed is None else narrowed.address
 
-    chart_to_draw_on(chart, key=key, selection=charts.BRUSH, draw=draw, markers=markers)
+    chart_to_draw_on(chart, key=key, selection=charts.BRUSH, area=area, markers=markers)
 
 
 def _draw(rows: Any, spec: dict[str, Any], *, key: str, **options: Any) -> None:

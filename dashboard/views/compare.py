@@ -44,13 +44,11 @@ def choose(request_id: str, engine: str) -> None:
         request = timeline["request"]
         return request, tracer().get("requests", limit=OFFERED, near=request["request"], near_engine=request["engine"])
 
-    answer = read(lambda: [ask()], key=f"choose {request_id} {engine}")
+    answer = read(ask, key=f"choose {request_id} {engine}")
     if answer is None:
-        return
-    if answer[0] is None:
         unknown_request(plain(request_id))
         return
-    request, found = answer[0]
+    request, found = answer
     own = {**request_query(request), "tab": "compare"}
     offers = [each for each in found if request_query(each) != request_query(request)]
     if not offers:
@@ -68,13 +66,10 @@ def choose(request_id: str, engine: str) -> None:
 @st.fragment(run_every=EVERY_S)
 def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None:
     """Draw the page, again at each refresh."""
-    answer = read(
-        lambda: [side(request_id, engine), side(other_id, other_engine)],
+    a, b = read(
+        lambda: (side(request_id, engine), side(other_id, other_engine)),
         key=f"compare {request_id} {engine} {other_id} {other_engine}",
     )
-    if answer is None:
-        return
-    a, b = answer
     if a is None or b is None:
         unknown_request(plain(request_id if a is None else other_id))
         return
@@ -89,7 +84,7 @@ def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None
     if found := compare.rows(a, b):
         table(found, key="differences")
     else:
-        st.success("Nothing that matters: both took as long, were answered and ended alike.")
+        st.success("No difference that matters: durations, answers and outcomes are alike.")
 
 
 def side(request_id: str, engine: str) -> compare.Side | None:

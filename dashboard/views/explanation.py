@@ -6,11 +6,11 @@ import time
 
 import streamlit as st
 
-from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import changes, charts, text
 from kvtrail.dashboard.content.time_range import TimeRange, parsed
 from kvtrail.dashboard.views import address, filters
-from kvtrail.dashboard.views.answers import remembered, tracer
+from kvtrail.dashboard.views.answers import remembered, tracer, unless_away
 from kvtrail.dashboard.views.links import link
 from kvtrail.dashboard.views.tables import table
 from kvtrail.tracer.model.words import some
@@ -25,10 +25,7 @@ MOST_SAID = 5
 
 def choose(shown: TimeRange) -> None:
     """The choice of a moment: a marker of the range."""
-    try:
-        marked = tracer().get("markers", **shown.query)
-    except TracerAway:
-        return  # the page below shows the error
+    marked = unless_away(lambda: tracer().get("markers", **shown.query), [])
     now_ns = time.time_ns()
     lines = {_written(each["at_ns"], now_ns): charts.marker_line(each, now_ns=now_ns) for each in marked}
     named = {address.query().get(AT, ""): _moment(now_ns)}  # by a link of another page
@@ -50,7 +47,7 @@ def show(shown: TimeRange) -> None:
             others = {name: value for name, value in address.query().items() if name != AT}
             link("overview", "Close", icon="close", query=others)
         if at_ns is None or not shown.since_ns < at_ns < shown.until_ns:
-            st.info("This is no moment of the range: choose a marker.")
+            st.info("This moment is not within the range: choose a marker.")
             return
         asked = {"at_ns": at_ns, "since_ns": shown.since_ns, "until_ns": shown.until_ns}
         question = (at_ns, shown.field(), now_ns // EVERY_NS)

@@ -27,9 +27,7 @@ def choose(label: str, choices: Sequence[str], *, name: str, shown: Mapping[str,
     return "" if chosen == ANY else chosen
 
 
-def one_of(
-    label: str, options: Sequence[str], *, name: str, default: str, text: Callable[[str], str] = "{}".format
-) -> str:
+def one_of(label: str, options: Sequence[str], *, name: str, default: str, text: Callable[[str], str]) -> str:
     """The chosen option. The URL holds it, unless it is the default.
 
     Streamlit's `bind` would forbid links to another page with the same name in its URL.

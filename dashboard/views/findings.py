@@ -6,13 +6,12 @@ import time
 
 import streamlit as st
 
-from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import charts, engines, requests, runbook, text
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content import engines, requests, runbook, text
 from kvtrail.dashboard.content import findings as content
-from kvtrail.dashboard.content.legend import of_colours
 from kvtrail.dashboard.views import address, picker
-from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
-from kvtrail.dashboard.views.charts import chart_over_time, is_dark
+from kvtrail.dashboard.views.answers import SLOW_S, read, tracer, unless_away
+from kvtrail.dashboard.views.charts import findings_chart
 from kvtrail.dashboard.views.filters import ANY, choose, filter_bar, one_of
 from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.request_parts import badge
@@ -34,11 +33,8 @@ TEXT_WIDTH_PX = 860
 
 def filters() -> tuple[dict[str, str], str]:
     """The filters in use, and the order."""
-    try:
-        rules = [rule["id"] for rule in tracer().get("rules")]
-        of_engines = requests.choices(tracer().get("fleet")["engines"])
-    except TracerAway:
-        rules, of_engines = [], {name: {} for name in OF_ENGINE}  # the page below shows the error
+    rules = [rule["id"] for rule in unless_away(lambda: tracer().get("rules"), [])]
+    of_engines = requests.choices(unless_away(lambda: tracer().get("fleet")["engines"], []))
     with filter_bar():
         given = {"rule": choose("Rule", rules, name="rule")}
         for name in OF_ENGINE:
@@ -65,8 +61,6 @@ def page(given: dict[str, str], order: str) -> None:
         }
 
     answer = read(ask, key=f"findings {shown.field()} {given} {order}")
-    if answer is None:
-        return
     if sentence := engines.missing_spans(answer["recorders"]):
         st.warning(sentence)
     rule = next((each for each in answer["rules"] if each["id"] == given.get("rule")), None)
@@ -89,9 +83,8 @@ def _findings(answer: Row, given: dict[str, str], order: str) -> None:
             f"No finding from {when}{' matches. Remove a filter, or choose' if given else '. Choose'} a longer range."
         )
         return
-    st.caption("Findings by what they could do. Drag along the chart to see a part of it.")
-    st.html(of_colours(charts.severity_colours(answer["trend"], dark=is_dark())))
-    chart_over_time(charts.findings_over_time(answer["trend"], dark=is_dark()), answer["markers"], key="findings_trend")
+    st.caption("Findings by severity. Drag along the chart to zoom in.")
+    findings_chart(answer["trend"], answer["markers"])
     if "rule" not in given:
         _by_rule(answer["by_rule"], oldest_first=order == "oldest")
     st.subheader("One by one", anchor=False)
@@ -130,7 +123,7 @@ def _by_rule(rules: list[Row], *, oldest_first: bool) -> None:
         rows,
         key="by_rule",
         links=[("findings", {**address.query(), "rule": str(row["Rule"])}) for row in rows],
-        note="Click a rule to see its findings with its runbook beside them. What they did is that of the latest ones.",
+        note="Click a rule to see its findings and its runbook. What they did is known of the latest ones only.",
     )
 
 

@@ -52,10 +52,10 @@ def page(chosen: dict[str, str]) -> None:
         data=payload(
             answer,
             view,
+            command=st.session_state[COMMAND],
             is_away=is_away,
             is_filtered=bool(chosen),
             markers=[] if answer is None else markers(answer, chosen),
-            command=st.session_state[COMMAND],
         ),
         on_view_change=write_address,
         on_open_change=remember_click,
@@ -85,17 +85,15 @@ def command(view: View | None) -> None:
 
 def read(view: View, chosen: dict[str, str]) -> tuple[Row | None, bool]:
     """The tracer's answer, and whether the tracer is away; if so, the last answer, if any."""
-    asked = question(view, chosen, end_ms=now_ms())
-    last: tuple[dict[str, int | str], Row] | None = st.session_state.get(ANSWERED)
     try:
-        answer = tracer().get("lanes", **asked)
+        answer = tracer().get("lanes", **question(view, chosen, end_ms=now_ms()))
         if view.fit and not answer["requests"]["begin_us"] and not chosen:
             answer = the_latest(view) or answer
         if (closer := closer_question(view, chosen, answer)) is not None:
             answer = tracer().get("lanes", **closer)
     except TracerAway:
-        return (None if last is None else last[1]), True
-    st.session_state[ANSWERED] = (asked, answer)
+        return st.session_state.get(ANSWERED), True
+    st.session_state[ANSWERED] = answer
     return answer, False
 
 

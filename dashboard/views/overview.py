@@ -8,13 +8,12 @@ from collections.abc import Mapping
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import charts, engines, overview, text
-from kvtrail.dashboard.content.legend import of_colours
+from kvtrail.dashboard.content import engines, overview, text
 from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.dashboard.glossary import TERMS
 from kvtrail.dashboard.views import explanation, picker
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
-from kvtrail.dashboard.views.charts import chart_over_time, is_dark
+from kvtrail.dashboard.views.charts import findings_chart, sources_chart
 from kvtrail.dashboard.views.links import link
 from kvtrail.dashboard.views.tables import cards, table
 from kvtrail.tracer.model.words import some
@@ -40,8 +39,6 @@ def page() -> None:
     """Draw the page, again at each refresh."""
     shown, now_ns = picker.current(), time.time_ns()
     answer = read(lambda: ask(shown), key=f"overview {shown.field()}")
-    if answer is None:
-        return
     about_tracer = engines.tracer_status(answer["fleet"]["tracer"], url=tracer().url, now_ns=now_ns)
     if not answer["has_requests"]:
         welcome(about_tracer)
@@ -75,16 +72,12 @@ def over_time(answer: Row) -> None:
     """The two charts side by side; a range drawn on one becomes the page's."""
     left, right = st.columns(2, gap="medium")
     with left:
-        st.caption("**Tokens of admitted requests, by where they came from**")
-        st.html(of_colours(charts.source_colours(answer["savings"], dark=is_dark())))
-        chart_over_time(charts.sources_over_time(answer["savings"], dark=is_dark()), answer["markers"], key="sources")
+        st.caption("**Tokens of admitted requests by source**")
+        sources_chart(answer["savings"], answer["markers"])
     with right:
-        st.caption("**Findings, by what they could do**")
+        st.caption("**Findings by severity**")
         if answer["trend"]["counts"]:
-            st.html(of_colours(charts.severity_colours(answer["trend"], dark=is_dark())))
-            chart_over_time(
-                charts.findings_over_time(answer["trend"], dark=is_dark()), answer["markers"], key="findings"
-            )
+            findings_chart(answer["trend"], answer["markers"])
         else:
             st.caption("None in this range.")
 
@@ -103,11 +96,11 @@ def show_engines(answer: Row, shown: TimeRange, *, now_ns: int) -> None:
         key="engines",
         links=[_link_of(engine, shown) for engine in listed],
         ids=[engine["engine"] for engine in listed],
-        note="Click an engine to see what its offload saves; one that ended with open requests, to see these.",
+        note="Click an engine to see what its offload saves or, if it ended with open requests, those requests.",
     )
     if answer["pairs"]:
         st.subheader("Pairs of engines", anchor=False, help=TERMS["hand-off"])
-        note = "Hand-offs since this tracer started. Nobody: no request that takes them is known here."
+        note = "Hand-offs since this tracer started. “nobody” means that no request that takes them is known here."
         table(engines.pair_rows(answer["pairs"]), key="pairs", note=note)
     if kept := answer["kept"]:
         st.markdown("**Kept for other engines now**")
@@ -135,7 +128,7 @@ def welcome(about_tracer: str) -> None:
     """The page of a tracer without requests: the address for spans, and a command to copy that sends some."""
     st.subheader("No requests yet: the tracer listens", anchor=False)
     st.caption(about_tracer)
-    st.markdown("Any connector is traced, under its own name. Replace `MODEL`, and the connector by yours:")
+    st.markdown("Any connector is traced, under its own name. Replace `MODEL`, and the connector with yours:")
     st.code(overview.engine_settings(tracer().url), language=None, wrap_lines=True)
     st.caption(
         "From another machine, use this one's name in the address (`kvtrail serve --host` admits other machines). A tracer"

@@ -10,7 +10,7 @@ from functools import partial
 import streamlit as st
 
 from kvtrail.dashboard import palette
-from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.command import TRACE_ID, TRACES_VARIABLE
 from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.content.request import account, charts, pair, phases
@@ -20,7 +20,7 @@ from kvtrail.dashboard.content.requests import duration_ns
 from kvtrail.dashboard.content.text import clock, milliseconds, plain
 from kvtrail.dashboard.glossary import TERMS
 from kvtrail.dashboard.views import address, compare, replay
-from kvtrail.dashboard.views.answers import EVERY_S, read, tracer, unless_over
+from kvtrail.dashboard.views.answers import EVERY_S, read, tracer, unless_away, unless_over
 from kvtrail.dashboard.views.charts import draw_chart, is_dark
 from kvtrail.dashboard.views.filters import switch
 from kvtrail.dashboard.views.links import link, request_query
@@ -48,13 +48,11 @@ def page(request_id: str, engine: str, tab: str) -> None:
         parts = phases_of(timeline)
         return timeline, parts, pairs_of(timeline, parts) if tab == "handoff" else []
 
-    answer = read(lambda: [ask()], key=f"request {request_id} {engine} {tab}")
+    answer = read(ask, key=f"request {request_id} {engine} {tab}")
     if answer is None:
-        return
-    if answer[0] is None:
         unknown_request(f"{plain(request_id)}, by its engine's or its external id")
         return
-    timeline, parts, pairs = answer[0]
+    timeline, parts, pairs = answer
     header(timeline["request"])
     if tab == "replay":
         replay.show(timeline, parts)
@@ -213,10 +211,7 @@ if not named:
     st.markdown("This page needs a request's id in its address, as `/request?id=...`.")
     link("requests", "Choose one from the list")
 else:
-    try:
-        known = tracer().request(named, engine=of_engine)
-    except TracerAway:
-        known = None  # the page below shows the error
+    known = unless_away(lambda: tracer().request(named, engine=of_engine))
     ended_ns = known["request"]["last_ns"] if known and known["request"]["outcome"] != "running" else None
     every_s = unless_over(EVERY_S, ended_ns=ended_ns)
     chosen = switch("About it", TABS | (HANDOFF if known and known.get("handoffs") else {}), name="tab")

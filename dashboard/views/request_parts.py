@@ -62,13 +62,10 @@ def _card(finding: Row, timeline: Row, step: int | None) -> None:
             st.caption(content.sightings(finding, now_ns=time.time_ns()), width="content")
         steps = {each["span_id"]: number for number, each in enumerate(timeline["steps"], 1)}
         with st.expander("The events that prove it"):
-            _table(content.evidence(finding, steps))
-
-
-def _table(rows: list[Row]) -> None:
-    """A table of escaped texts: Streamlit renders cells as Markdown."""
-    cells = [{name: plain(words.value(value)) for name, value in row.items()} for row in rows]
-    st.table(cells, border="horizontal", hide_index=True)
+            rows = content.evidence(finding, steps)
+            # Streamlit renders cells as Markdown.
+            cells = [{name: plain(words.value(value)) for name, value in row.items()} for row in rows]
+            st.table(cells, border="horizontal", hide_index=True)
 
 
 def block_table(step: Row, timeline: Row, *, title: str = "Its blocks") -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import streamlit as st
 
 from kvtrail.dashboard import palette
-from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import latency, requests
 from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.live.view import APPLIED
 from kvtrail.dashboard.views import address, lanes, picker, tables
-from kvtrail.dashboard.views.answers import EVERY_S, SLOW_S, read, tracer
+from kvtrail.dashboard.views.answers import EVERY_S, SLOW_S, read, tracer, unless_away
 from kvtrail.dashboard.views.charts import chart_to_draw_on, is_dark
 from kvtrail.dashboard.views.filters import choose, filter_bar, one_of, switch, written
 from kvtrail.dashboard.views.links import request_query
@@ -26,8 +26,6 @@ MOST = 200
 TABLE = "requests_table"
 LATEST = "latest"
 VIEWS = {"table": "Table", "lanes": "Lanes", "heat": "Heat map"}
-DRAWN = "area_drawn"
-"""The session's key for an area that was drawn on the heat map and is not in the URL yet."""
 CONDITIONS = (
     "Conditions, joined by `and`: `duration > 2s and evicted >= 100`. Times have a unit (ms, s, min); a cause means its"
     f" tokens. Names: {', '.join(NAMES)}."
@@ -36,10 +34,7 @@ CONDITIONS = (
 
 def filters() -> tuple[str, dict[str, str]]:
     """The search, and the filters in use; the page's URL holds them all."""
-    try:
-        choices = requests.choices(tracer().get("fleet")["engines"])
-    except TracerAway:
-        choices = {"engine": {}, "service": {}, "model": {}}  # the page below shows the error
+    choices = requests.choices(unless_away(lambda: tracer().get("fleet")["engines"], []))
     fixed = {
         "status": {name: palette.label(name) for name in requests.STATUS if name != "abandoned"},
         "verdict": {name: name for name in palette.VERDICT},
@@ -81,8 +76,6 @@ def table(search: str, order: str, chosen: dict[str, str]) -> None:
         lambda: tracer().get("requests", search=search, sort=order, limit=MOST, **asked, **window),
         key=f"requests {search!r} {order} {chosen} {shown.field()}",
     )
-    if found is None:
-        return
     if not found:
         st.info(requests.none_found(search, chosen))
         return
@@ -108,8 +101,6 @@ def grouped(by: str, of: str, search: str, chosen: dict[str, str]) -> None:
         return tracer().get("latency/groups", by=by, of=measure, **filters, **shown.query)
 
     answer = read(ask, key=f"groups {by} {of} {filters} {shown.field()}")
-    if answer is None:
-        return
     if not answer["groups"]:
         st.info(requests.none_found("", chosen))
         return
@@ -127,9 +118,6 @@ def grouped(by: str, of: str, search: str, chosen: dict[str, str]) -> None:
 def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
     """Durations of requests: a heat map, and the percentiles of each phase. If no time measure is chosen, the default is
     shown. Drawing an area opens its requests as a table."""
-    if (drawn := st.session_state.pop(DRAWN, None)) is not None:
-        address.change(drawn)
-        st.rerun()
     shown = picker.current()
     asked, ignored = requests.filters_of_groups(chosen, search)
 
@@ -137,25 +125,23 @@ def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
         measures = tracer().get("latency/measures", **asked, **shown.query)
         return tracer().get("latency", of=of or latency.usual(measures), **asked, **shown.query), measures
 
-    answer = read(ask, key=f"latency {shown.field()} {of} {asked}")
-    if answer is None:
-        return
-    over_time, measures = answer
+    over_time, measures = read(ask, key=f"latency {shown.field()} {of} {asked}")
     if not over_time["requests"]:
         st.info(requests.none_found("", chosen))
         return
     say_ignored(ignored)
     st.markdown(latency.summary(over_time))
     if over_time["whole"]["requests"]:
-        st.caption("When requests started, and how long they took; darker where more did. Draw an area to list them.")
+        st.caption("Requests by start time and duration; darker cells have more. Draw an area to list its requests.")
 
-        def draw(selection: Mapping[str, Any]) -> None:
-            if (area := latency.drawn(selection, over_time)) is not None:
-                where = " and ".join(filter(None, (chosen.get("where"), area["where"])))
-                st.session_state[DRAWN] = {**area, "where": where, "view": "", "of": "", "sort": "duration"}
+        def area(selection: Mapping[str, Any]) -> dict[str, str] | None:
+            if (drawn := latency.drawn(selection, over_time)) is None:
+                return None
+            where = " and ".join(filter(None, (chosen.get("where"), drawn["where"])))
+            return {**drawn, "where": where, "view": "", "of": "", "sort": "duration"}
 
         chart = latency.heat_map(over_time, dark=is_dark())
-        chart_to_draw_on(chart, key=f"heat_map {over_time['of']}", selection=latency.AREA, draw=draw)
+        chart_to_draw_on(chart, key=f"heat_map {over_time['of']}", selection=latency.AREA, area=area)
     st.subheader("Where the time went", anchor=False)
     if sentence := latency.tokens(measures):
         st.markdown(sentence)
@@ -165,7 +151,7 @@ def heat_map(of: str, search: str, chosen: dict[str, str]) -> None:
         latency.measure_rows(found),
         key="measures",
         links=[("requests", {**query, "of": each["of"]}) for each in found],
-        note="Each time by itself, of the requests that have it. Percentiles are within 4.5 %. Click one to see it above.",
+        note="Each time over the requests that have it. Percentiles are within 4.5 %. Click a row to see it above.",
         appends=True,
     )
 

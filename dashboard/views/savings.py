@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import causes, charts, engines, memory, savings, waste
-from kvtrail.dashboard.content.legend import legend, of_colours
+from kvtrail.dashboard.content.legend import legend
+from kvtrail.dashboard.content.requests import as_address
 from kvtrail.dashboard.glossary import TERMS
 from kvtrail.dashboard.views import address, picker
-from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
-from kvtrail.dashboard.views.charts import chart_over_time, draw_chart, is_dark
+from kvtrail.dashboard.views.answers import SLOW_S, read, tracer, unless_away
+from kvtrail.dashboard.views.charts import chart_over_time, draw_chart, is_dark, sources_chart
 from kvtrail.dashboard.views.filters import choose, filter_bar
 from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.tables import cards, table
@@ -21,14 +22,11 @@ from kvtrail.dashboard.views.tables import cards, table
 
 def filters() -> dict[str, str]:
     """The filters by engine, connector and model, as the API's parameters."""
-    try:
-        choices = tracer().get("efficiency", **picker.current().query)
-    except TracerAway:
-        choices = {"choices": {}, "engine_names": {}}  # the page below shows the error
-    found = choices["choices"]
+    answer = unless_away(lambda: tracer().get("efficiency", **picker.current().query), {})
+    found = answer.get("choices", {})
     with filter_bar():
         return {
-            "engine": choose("Engine", found.get("engines", []), name="on", shown=choices["engine_names"]),
+            "engine": choose("Engine", found.get("engines", []), name="on", shown=answer.get("engine_names")),
             "connector": choose("Connector", found.get("connectors", []), name="connector"),
             "model": choose("Model", found.get("models", []), name="model"),
         }
@@ -50,8 +48,6 @@ def page(filters: dict[str, str]) -> None:
         }
 
     answer = read(ask, key=f"savings {shown.field()} {filters} {narrowed}")
-    if answer is None:
-        return
     if narrowed:
         _wasted(answer["waste"], filters, narrowed)
         return
@@ -62,16 +58,16 @@ def page(filters: dict[str, str]) -> None:
             " overview shows which engines send spans."
         )
         return
-    _summary(answer["savings"], answer["engines"])
+    curve = memory.most_to_gain(answer["savings"], answer["engines"])
+    _summary(answer["savings"], answer["engines"], curve)
     if sentence := engines.missing_spans([recorder for each in answer["engines"] for recorder in each["recorders"]]):
         st.warning(f"{sentence} The sums below do not include them.")
     st.subheader("Where the tokens of admitted requests came from", anchor=False)
-    st.html(of_colours(charts.source_colours(answer["savings"], dark=is_dark())))
-    chart_over_time(charts.sources_over_time(answer["savings"], dark=is_dark()), answer["markers"], key="sources")
+    sources_chart(answer["savings"], answer["markers"])
     models = {each["engine"]: each["model"] for each in answer["engines"]}
     _reasons(answer["savings"], models, answer["markers"])
     _wasted(answer["waste"], filters, narrowed)
-    _more_memory(answer["savings"], answer["engines"])
+    _more_memory(curve)
     st.subheader("By engine and connector", anchor=False)
     table(savings.place_rows(answer["savings"], models), key="places")
     st.caption(
@@ -83,11 +79,11 @@ def page(filters: dict[str, str]) -> None:
         table(savings.copy_rows(sums), key="copies")
 
 
-def _summary(answer: Row, listed: list[Row]) -> None:
+def _summary(answer: Row, listed: list[Row], curve: Row | None) -> None:
     """Whether the offload is worth it: the verdict, its numbers, their calculation and their limits."""
     sums = answer["worth"]
     level, sentence = savings.verdict(answer, listed)
-    more = [memory.better_of(answer, listed), savings.memory_held(answer, listed)]
+    more = ["" if curve is None else memory.better(curve), savings.memory_held(answer, listed)]
     with st.container(key=f"say-{level}-worth"):
         st.markdown(f"**{sentence}** {' '.join(filter(None, more))}")
     cards(savings.cards(sums))
@@ -97,7 +93,7 @@ def _summary(answer: Row, listed: list[Row]) -> None:
 def _reasons(answer: Row, models: dict[str, str], marked: list[Row]) -> None:
     """The causes of computed tokens: over time, and by engine, connector, model, tenant and KV cache group."""
     sums = answer["worth"]
-    st.subheader("Why the others were computed", anchor=False, help=TERMS["cause"])
+    st.subheader("Why tokens were computed", anchor=False, help=TERMS["cause"])
     if not (sentence := " ".join(filter(None, (causes.largest(sums), causes.unknown(sums))))):
         st.caption(
             "Nothing was computed, by what is recorded."
@@ -118,11 +114,11 @@ def _reasons(answer: Row, models: dict[str, str], marked: list[Row]) -> None:
 
 
 def _wasted(answer: Row, filters: Mapping[str, str], narrowed: Mapping[str, str]) -> None:
-    """Tokens that were computed although a cache had held them: the most expensive prefixes, and their tenants; if a click on
-    a row has `narrowed` it down to one of them, the requests."""
-    st.subheader("Computed although it had been held", anchor=False)
-    given = {"on" if name == "engine" else name: value for name, value in filters.items() if value}
-    query = {**picker.current().address, **given}
+    """Tokens that were computed although a cache had held them: the most expensive prefixes, and their tenants. If a click
+    on a row has `narrowed` them down to one group, also its requests."""
+    st.subheader("Tokens computed although a cache had held them", anchor=False)
+    given = {name: value for name, value in filters.items() if value}
+    query = {**picker.current().address, **as_address(given)}
     if narrowed:
         link("savings", waste.narrowed_to(answer, narrowed), icon="filter_alt_off", query=query)
     st.markdown(waste.sentence(answer))
@@ -151,28 +147,26 @@ def _wasted(answer: Row, filters: Mapping[str, str], narrowed: Mapping[str, str]
         waste.tenant_rows(answer),
         key="waste_tenant",
         links=links,
-        note="Tenants, those that pay most first.",
+        note="Tenants, the most tokens first.",
         most_rows=8,
     )
 
 
-def _more_memory(answer: Row, listed: list[Row]) -> None:
+def _more_memory(curve: Row | None) -> None:
     """The estimated effect of other store sizes, for the connector with the largest gain."""
     st.subheader("What more memory would buy", anchor=False, help=TERMS["more memory"])
-    curve = memory.most_to_gain(answer)
     if curve is None:
         st.caption(
             "Not estimated: it needs the hashes of prompts' blocks, which are recorded at level `detailed` with"
             " `block_hashes: on`."
         )
         return
-    limit, given = memory.limit_of(curve, listed), memory.given_of(curve, answer)
-    if place := memory.place(curve, answer):
-        st.caption(f"Of {place}, where another size would change most. Choose another engine above.")
-    st.markdown(memory.sentences(curve, limit=limit, given=given))
+    if curve["place"]:
+        st.caption(f"Of {curve['place']}, where another size would change most. Choose another engine above.")
+    st.markdown(memory.sentences(curve))
     if curve["points"]:
-        draw_chart(charts.what_memory_buys(curve, limit=limit, given=given, dark=is_dark()), key="memory")
-        dot = "; the dot is this store's measured share" if memory.today(curve, limit) else ""
+        draw_chart(charts.what_memory_buys(curve, dark=is_dark()), key="memory")
+        dot = "; the dot is this store's measured share" if curve["held"] else ""
         st.caption(
             f"The line is an estimate for a store with LRU eviction{dot}."
             " `kvtrail audit --savings` makes the same of a recorded trace."

@@ -17,8 +17,17 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.requests import STATUS
 from kvtrail.dashboard.content.text import Link, of_address
 from kvtrail.dashboard.glossary import TERMS
-from kvtrail.dashboard.table.columns import DURATION, SHARE, Column, Ids, Labels, Numbers
-from kvtrail.dashboard.table.component import OPEN, component, payload
+from kvtrail.dashboard.table.component import (
+    DURATION,
+    OPEN,
+    SHARE,
+    Column,
+    Ids,
+    Labels,
+    Numbers,
+    component,
+    payload,
+)
 from kvtrail.dashboard.views.answers import question
 from kvtrail.dashboard.views.links import remember_click
 from kvtrail.tracer.model import words
@@ -169,19 +178,15 @@ def table(
 
 
 def _state(key: str, answer: Mapping[Hashable, _Shown], *, appends: bool) -> TableState:
+    """The table's state, after this answer. Streamlit drops the state of a component when its page is left."""
     state: TableState | None = st.session_state.get(f"{key}_state")
-    if state is None or _is_another(key, state):
-        number = 0 if state is None else state.number + 1
-        state = TableState(question(), number, dict(answer))
-        st.session_state[f"{key}_state"] = state
-    else:
+    is_shown = _component_key(key) in st.session_state
+    if state is not None and is_shown and not state.is_over and state.question == question():
         state.update(answer, appends=appends)
+        return state
+    number = 0 if state is None else state.number + 1
+    state = st.session_state[f"{key}_state"] = TableState(question(), number, dict(answer))
     return state
-
-
-def _is_another(key: str, state: TableState) -> bool:
-    """Whether the page now needs another table. Streamlit drops a table's state when its page is left."""
-    return state.is_over or state.question != question() or _component_key(key) not in st.session_state
 
 
 def _component_key(key: str) -> str:

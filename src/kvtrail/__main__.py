@@ -1,6 +1,7 @@
 """`kvtrail`: the table of commands. A command's module is imported only when the command is called.
 
-A wheel alone records in an engine; commands need its extras, and some need vLLM. What is missing is said in a sentence.
+The package without its extras can record in an engine. Commands need the extras, and some need vLLM; a command that lacks
+them says what to install.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ GROUPS = {
         ),
     },
 }
-"""The commands as help groups them: the place of each, and what it does."""
+"""The commands by their group in the help, each with its import path and its help text."""
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 EXTRAS = {"dashboard": "dashboard", "demo": "tracer,dashboard"}
-"""The extras that a command needs; of any other command it is `tracer`."""
+"""The extras that a command needs; all other commands need `tracer`."""
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it; click's own is 1, which says that there is drift."""
+"""Exit code after Ctrl-C, as in shells. click's default is 1, which means drift here."""
 _OF_VLLM = frozenset({"vllm", "torch", "numpy", "zmq"})
-"""What comes with vLLM, and with none of the extras."""
+"""Packages that come with vLLM, and with none of the extras."""
 
 
 class LazyGroup(click.Group):
@@ -97,7 +98,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except ModuleNotFoundError as missing:  # what a command imports only when it needs it
+        except ModuleNotFoundError as missing:  # commands import some modules only when they need them
             if (missing.name or "").partition(".")[0] == "kvtrail":
                 raise
             raise _needs(ctx.invoked_subcommand or "", missing) from missing
@@ -117,7 +118,7 @@ class LazyGroup(click.Group):
 
 
 def _needs(command: str, missing: ImportError) -> Refused:
-    """The sentence that says what a command lacks."""
+    """The error that says what a command lacks, and how to install it."""
     if (missing.name or "").partition(".")[0] in _OF_VLLM:
         return Refused(f"`kvtrail {command}` runs vLLM here: install kvtrail where vLLM is installed")
     extras = EXTRAS.get(command, "tracer")

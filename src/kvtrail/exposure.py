@@ -1,4 +1,5 @@
-"""Who can reach what a process serves: addresses of this machine alone, and files of tokens. Sidecar and dashboard ask."""
+"""Access to a served port, for the sidecar and the dashboard: whether an address can be reached only from this machine, and
+files of tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine reaches an address. A name but `localhost` may stand for an address that others reach."""
+    """Whether an address can be reached only from this machine. Names other than `localhost` may resolve to any address."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -15,11 +16,11 @@ def is_local(host: str) -> bool:
 
 
 def tokens_in(path: Path) -> list[bytes]:
-    """The tokens of a file, one a line; lines that begin with `#` are none.
+    """The tokens in a file, one per line; lines that begin with `#` are comments.
 
     Raises:
         OSError: it cannot be read.
-        UnicodeDecodeError: it is no text.
+        UnicodeDecodeError: it is not text.
     """
     lines = [line.strip() for line in path.read_text().splitlines()]
     return [line.encode() for line in lines if line and not line.startswith("#")]

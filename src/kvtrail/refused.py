@@ -1,4 +1,4 @@
-"""How a command says that it cannot run as it was called, or where it was called."""
+"""The error of a command that cannot run with its options or in its environment."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import click
 
 
 class Refused(click.ClickException):
-    """A sentence on standard error, and exit code 2: code 1 says that something was found."""
+    """Prints a message to standard error and exits with code 2. Exit code 1 means that something was found."""
 
     exit_code = 2

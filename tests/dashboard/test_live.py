@@ -28,6 +28,7 @@ from kvtrail.dashboard.live.view import (
 
 AT_MS = 1_764_725_076_123.5
 HOUR_MS = 3_600_000.0
+NO_COMMAND = {"count": 0, "view": None}
 MOMENTS = st.integers(1_600_000_000_000_000, 1_900_000_000_000_000).map(lambda us: us / 1000)
 
 
@@ -172,15 +173,15 @@ def test_short_contents_are_requested_again_to_distinguish_their_phases() -> Non
 
 def test_javascript_gets_numbers_that_it_can_hold() -> None:
     answer = {"from_ns": 1_764_725_076_123_456_789, "to_ns": 2, "now_ns": 3, "known": 4}
-    data = payload(answer, View(), is_away=True)
+    data = payload(answer, View(), command=NO_COMMAND, is_away=True)
     assert data["answer"]["from_ms"] == pytest.approx(1_764_725_076_123.456789)
     assert (data["is_away"], data["view"]["fit"], data["answer"]["deaths"]) == (True, True, [])
-    assert payload(None, View(), is_away=False)["answer"] is None
+    assert payload(None, View(), command=NO_COMMAND, is_away=False)["answer"] is None
 
 
 def test_a_marker_has_the_words_of_the_other_charts() -> None:
     row = {"kind": "deploy", "at_ns": 60 * 10**9, "engine_name": "llama-a", "text": "was started", "count": 2}
-    (marker,) = payload(None, View(), is_away=False, markers=[row])["markers"]
+    (marker,) = payload(None, View(), command=NO_COMMAND, is_away=False, markers=[row])["markers"]
     assert marker == {"at_ms": 60_000, "kind": "deploy", "text": "00:01:00 UTC 2 × deploy: llama-a was started"}  # noqa: RUF001
 
 

@@ -23,10 +23,10 @@ from kvtrail.dashboard.login import (
     COOKIE_LIFETIME_S,
     FAILURES_S,
     MAX_FAILURES,
-    BadLogin,
     Login,
     LoginMiddleware,
 )
+from kvtrail.refused import Refused
 
 NO_TRACER = "http://127.0.0.1:9"
 TOKEN = "a-token"
@@ -171,7 +171,7 @@ def test_a_login_that_cannot_work_is_refused(options: tuple[str, ...], said: str
 
 def test_a_file_without_a_token_admits_no_user(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("# none\n")
-    with pytest.raises(BadLogin, match="holds no token"):
+    with pytest.raises(Refused, match="holds no token"):
         Login(tmp_path / "tokens")
 
 

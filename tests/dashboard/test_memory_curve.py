@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import charts, memory
 from kvtrail.tracer.model import store_size
 
@@ -27,8 +28,15 @@ CURVE: dict[str, Any] = {
 GIB = 1 << 30
 
 
+def shown(curve: Row = CURVE, *, limit: int | None = None, given: float | None = None) -> Row:
+    """The curve of a store with this limit in bytes, which gave this share."""
+    engines = [{"engine": "e", "recorders": [{"memory_limit": limit}]}]
+    savings = {"memory": [curve], "engine_names": {}, "by_place": []}
+    return {**memory.of_store(curve, savings, engines), "given": given}
+
+
 def test_what_todays_store_gives_and_where_nothing_is_gained() -> None:
-    said = memory.sentences(CURVE, limit=2 * GIB)
+    said = memory.sentences(shown(CURVE, limit=2 * GIB))
     assert said == (
         "Today's 2 GiB give 20 % of what vLLM's own cache does not hold. Beyond 8 GiB"
         " nothing is gained: what is asked for is new then."
@@ -36,7 +44,7 @@ def test_what_todays_store_gives_and_where_nothing_is_gained() -> None:
 
 
 def test_enough_is_enough() -> None:
-    said = memory.sentences(CURVE, limit=16 * GIB, given=0.45)
+    said = memory.sentences(shown(CURVE, limit=16 * GIB, given=0.45))
     assert said == (
         "Today's 16 GiB have room for all that is asked for again, 50 % of what vLLM's own cache does not hold. As"
         " measured, it gave 45 %. Beyond 8 GiB nothing is gained: what is asked for is new then."
@@ -45,10 +53,10 @@ def test_enough_is_enough() -> None:
 
 def test_of_several_stores_the_one_that_is_meant_is_named() -> None:
     """ "A store of 7 chunks would have given 42 %", beside eight engines."""
-    savings = {"memory": [CURVE], "engine_names": {"e": "llama_a"}}
-    assert memory.place(CURVE, savings) == ""
-    place = memory.place(CURVE, {**savings, "memory": [CURVE, {**CURVE, "engine": "f"}]})
-    assert place == r"OffloadConnector in llama\_a"
+    savings = {"memory": [CURVE], "engine_names": {"e": "llama_a"}, "by_place": []}
+    assert memory.of_store(CURVE, savings, [])["place"] == ""
+    several = {**savings, "memory": [CURVE, {**CURVE, "engine": "f"}]}
+    assert memory.of_store(CURVE, several, [])["place"] == r"OffloadConnector in llama\_a"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +75,7 @@ def test_of_several_stores_the_one_that_is_meant_is_named() -> None:
     ids=["too small", "of unknown size", "gives most", "not measured", "large enough"],
 )
 def test_a_size_that_would_have_given_much_more_is_named(limit: int | None, given: float | None, says: str) -> None:
-    said = memory.better(CURVE, limit=limit, given=given)
+    said = memory.better(shown(CURVE, limit=limit, given=given))
     assert said.startswith(says)
     assert bool(said) == bool(says)
 
@@ -78,22 +86,25 @@ def test_the_curve_is_that_of_the_connector_with_most_to_gain() -> None:
     needs_nothing = {**CURVE, "engine": "busy", "wanted": 9_000_000}
     savings = {
         "memory": [needs_nothing, CURVE],
+        "engine_names": {},
         "by_place": [
             {"engine": "busy", "connector": "OffloadConnector", "worth": {**sums, "taken": 500}},
             {"engine": "e", "connector": "OffloadConnector", "worth": {**sums, "taken": 0}},
         ],
     }
-    assert memory.most_to_gain(savings) is CURVE
-    assert memory.given_of(needs_nothing, savings) == 0.5
-    assert memory.most_to_gain({"memory": [], "by_place": []}) is None
+    most = memory.most_to_gain(savings, [])
+    assert most is not None
+    assert most["engine"] == "e"
+    assert memory.of_store(needs_nothing, savings, [])["given"] == 0.5
+    assert memory.most_to_gain({**savings, "memory": []}, []) is None
 
 
 def test_where_todays_store_is_not_known_it_says_so() -> None:
-    said = memory.sentences({**CURVE, "chunk_bytes": None}, limit=2 * GIB)
+    said = memory.sentences(shown({**CURVE, "chunk_bytes": None}, limit=2 * GIB))
     assert said.startswith(
         "At most 50 % of what vLLM's own cache did not hold could have been given. Beyond 1,024 chunks"
     )
-    said = memory.sentences(CURVE, limit=None, given=0.18)
+    said = memory.sentences(shown(CURVE, limit=None, given=0.18))
     assert said.endswith("How much the store may hold is not known. As measured, it gave 18 %.")
 
 
@@ -101,14 +112,14 @@ def test_what_the_store_gave_is_measured_beside_the_estimate() -> None:
     sums = {"asked": 1_000, "local": 400, "taken": 100, "causes": {"unaligned:": 90, "last-token:gpu": 10, "new:": 400}}
     assert store_size.given(sums) == 0.2
     assert store_size.given({**sums, "asked": 500}) is None
-    said = memory.sentences(CURVE, limit=2 * GIB, given=0.2)
+    said = memory.sentences(shown(CURVE, limit=2 * GIB, given=0.2))
     assert said.startswith(
         "Today's 2 GiB give 20 % of what vLLM's own cache does not hold. As measured, it gave 20 %. "
     )
 
 
 def test_nothing_asked_for_twice() -> None:
-    said = memory.sentences({**CURVE, "points": []}, limit=None)
+    said = memory.sentences(shown({**CURVE, "points": []}, limit=None))
     assert said == "No prefix was asked for twice, so no memory would have given anything."
 
 
@@ -117,20 +128,23 @@ def test_the_limit_is_that_of_the_engine() -> None:
         {"engine": "other", "recorders": [{"memory_limit": 1}]},
         {"engine": "e", "recorders": [{"memory_limit": None}, {"memory_limit": GIB}]},
     ]
-    assert memory.limit_of(CURVE, engines) == GIB
-    assert memory.limit_of(CURVE, engines[:1]) is None
+    savings = {"memory": [CURVE], "engine_names": {}, "by_place": []}
+    assert memory.of_store(CURVE, savings, engines)["held"] == 128
+    assert memory.of_store(CURVE, savings, engines[:1])["held"] is None
 
 
 def test_the_chart_shows_the_curve_its_error_and_today() -> None:
-    spec = charts.what_memory_buys(CURVE, limit=2 * GIB, given=0.2, dark=False).to_dict()
+    spec = charts.what_memory_buys(shown(CURVE, limit=2 * GIB, given=0.2), dark=False).to_dict()
     data = {layer["data"]["name"]: layer["data"]["values"] for layer in spec["layer"]}
     assert [(row["store"], row["share"]) for row in data["capacities"]] == [(1, 0.1), (2, 0.2), (4, 0.4), (8, 0.5)]
     assert data["capacities"][1]["given"] == "20.0 % ± 2.0"
     assert data["today"] == [{"store": 2.0, "name": "you are here", "share": 0.2, "given": "20.0 %"}]
-    small = charts.what_memory_buys({**CURVE, "chunk_bytes": 8 << 10}, limit=2 * MIB, given=None, dark=False).to_dict()
+    small = charts.what_memory_buys(
+        shown({**CURVE, "chunk_bytes": 8 << 10}, limit=2 * MIB, given=None), dark=False
+    ).to_dict()
     assert small["layer"][1]["encoding"]["x"]["title"] == "store (MiB on each worker)"
     assert {layer["data"]["name"]: layer["data"]["values"][0]["store"] for layer in small["layer"]}["today"] == 2.0
-    unknown = charts.what_memory_buys(CURVE, limit=None, given=None, dark=False).to_dict()
+    unknown = charts.what_memory_buys(shown(CURVE, limit=None, given=None), dark=False).to_dict()
     assert len(unknown["layer"]) == len(spec["layer"]) - 3
 
 

@@ -13,6 +13,7 @@ from served_pairs import DECODE, PREFILL, REQUEST, Served, nixl, skewed
 from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.request import pair, phases
+from kvtrail.dashboard.content.request.account import since_arrival_ms
 
 FIRST_TOKEN = "<d> A 0\n<d> S 599+1\nwait 1\n<d> S 600+1\n<d> end"
 
@@ -78,7 +79,7 @@ def test_the_kept_blocks_are_a_bar_that_ends_with_what_ended_it(
     (kept,) = bars(known)["kept"]
     assert kept["what"] == what
     assert sentence in pair.kept_text(known.link)
-    assert kept["from"] == pytest.approx(known.given_ms(known.link["kept_from_ns"]))
+    assert kept["from"] == pytest.approx(since_arrival_ms(known.given, known.link["kept_from_ns"]))
 
 
 def test_both_rows_are_on_the_axis_of_the_engine_that_prefills(served: Served) -> None:

@@ -10,8 +10,7 @@ import pytest
 from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.text import address, of_address
-from kvtrail.dashboard.table.columns import SHARE, Column, Ids, Labels, Numbers
-from kvtrail.dashboard.table.component import payload
+from kvtrail.dashboard.table.component import SHARE, Column, Ids, Labels, Numbers, payload
 from kvtrail.tracer.model.words import NOTHING
 
 AT = datetime(2026, 11, 26, 21, 5, 6, 78_900, tzinfo=UTC)
@@ -22,10 +21,8 @@ AT = datetime(2026, 11, 26, 21, 5, 6, 78_900, tzinfo=UTC)
     [
         (Column(), None, NOTHING),
         (Column(), "", NOTHING),
-        (Column(), True, "yes"),
         (Column(), 1234, "1234"),
         (Column(), 0.5, "0.5"),
-        (Column(), float("nan"), NOTHING),
         (Column(), ["a", "b"], "a, b"),
         (Column(), AT, "11-26 21:05:06"),
         (Numbers(), 1234567, "1,234,567"),

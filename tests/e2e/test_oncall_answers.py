@@ -116,3 +116,11 @@ def test_a_page_of_an_empty_store_says_something(path: str, api: Tracer, monkeyp
     page = Opened(path)
     assert not page.app.error
     assert len("".join(page.texts())) > 200
+
+
+@pytest.mark.parametrize("page", ["", "requests", "requests?view=heat", "findings", "savings", "request?id=r"])
+def test_a_page_without_an_answer_says_that_the_tracer_is_away(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    show("http://127.0.0.1:9", monkeypatch)
+    opened = Opened(page)
+    opened.sees(r"The tracer at .* does not answer.*Trying again every 2 s\.")
+    assert not any("Below is what was last known" in each for each in opened.texts())

@@ -227,7 +227,7 @@ def test_which_engine_has_no_hits_and_which_evicted_prefix_costs_most(person: Pe
     person.sees_row("places", lambda cells: world_of.WITHOUT_HITS in cells)
     assert query_of(page)["on"] == [world_of.WITHOUT_HITS]
     person.open("savings")
-    person.sees("Computed although it had been held")
+    person.sees("Tokens computed although a cache had held them")
     shoot(page, "savings")
     person.open_row("waste_prefixes")
     page.wait_for_url(re.compile("prefix=[0-9a-f]{16}"))

@@ -150,15 +150,14 @@ def _efficiency(tracer: Tracer, shown: TimeRange, **filters: str) -> Pages:
         yield f"causes by {name}", (causes.group_rows(each), chart(charts.causes_by(each, dark=False)))
     yield "copies", savings.copy_rows(sums)
     yield "places", savings.place_rows(answer, models)
-    if (curve := memory.most_to_gain(answer)) is not None:
-        limit, given = memory.limit_of(curve, engines), memory.given_of(curve, answer)
+    if (curve := memory.most_to_gain(answer, engines)) is not None:
         yield (
             "memory",
-            (memory.place(curve, answer), memory.rows(curve), memory.better(curve, limit=limit, given=given)),
+            (curve["place"], memory.rows(curve), memory.better({**curve, "place": ""})),
         )
-        yield "memory in words", memory.sentences(curve, limit=limit, given=given)
+        yield "memory in words", memory.sentences(curve)
         if curve["points"]:
-            yield "memory drawn", chart(charts.what_memory_buys(curve, limit=limit, given=given, dark=False))
+            yield "memory drawn", chart(charts.what_memory_buys(curve, dark=False))
 
 
 def _waste(tracer: Tracer) -> Pages:

@@ -25,7 +25,7 @@ from kvtrail.tracer.capacity.online_curve import (
     STORED_TOKENS,
     WANTED,
 )
-from kvtrail.tracer.capacity.reuse_distance import GROUPS, WHOLE, ReuseDistance
+from kvtrail.tracer.capacity.reuse_distance import GROUPS, WHOLE
 from kvtrail.tracer.savings.minute_sums import SavingsRow
 
 
@@ -39,34 +39,26 @@ class CurvePoint:
     error: float
 
 
+@dataclass(frozen=True, slots=True)
 class Curve:
-    """Sums up reuse distances.
+    """Summed reuse distances.
 
     Attributes:
         wanted: the tokens that all accesses together wanted from the store.
         sampled: the part of them that was wanted while only a sample was followed.
+        tokens: by group: the number of tokens by the smallest capacity, in chunks, at which they are hits.
     """
 
-    def __init__(self) -> None:
-        self.wanted = self.sampled = 0
-        self._tokens: defaultdict[int, dict[float, float]] = defaultdict(dict)
-        """By group: the number of tokens by the smallest capacity at which they are hits."""
-
-    def enter(self, wanted: int, distances: Iterable[ReuseDistance], *, is_sample: bool) -> None:
-        """Count an access: the tokens that it wanted, and the reuse distances of its followed chunks."""
-        self.wanted += wanted
-        if is_sample:
-            self.sampled += wanted
-        for group, chunks, tokens in distances:
-            held = self._tokens[group]
-            held[chunks] = held.get(chunks, 0.0) + tokens
+    wanted: int
+    sampled: int
+    tokens: Mapping[int, Mapping[float, float]]
 
     def hits(self, capacities: Sequence[float]) -> list[CurvePoint]:
         """The hit rates of stores of these capacities, in chunks."""
         if not self.wanted:
             return [CurvePoint(chunks, 0.0, 0.0) for chunks in capacities]
-        whole = _up_to(self._tokens.get(WHOLE, {}), capacities)
-        groups = [self._tokens.get(group, {}) for group in range(GROUPS)]
+        whole = _up_to(self.tokens.get(WHOLE, {}), capacities)
+        groups = [self.tokens.get(group, {}) for group in range(GROUPS)]
         by_group = [_up_to(group, [*capacities, inf]) for group in groups]
         points = []
         for n, chunks in enumerate(capacities):
@@ -87,7 +79,7 @@ class Curve:
 
     def saturates_at(self) -> float:
         """The capacity, in chunks, beyond which hits no longer grow; 0 if nothing was accessed twice."""
-        return max((chunks for group in self._tokens.values() for chunks in group if chunks != inf), default=0.0)
+        return max((chunks for group in self.tokens.values() for chunks in group if chunks != inf), default=0.0)
 
 
 def _up_to(group: Mapping[float, float], capacities: Sequence[float]) -> list[float]:
@@ -159,16 +151,10 @@ def _curve(engine: str, connector: str, measures: Counter[str], since_s: int | N
 
 def curve_of_measures(measures: Mapping[str, int]) -> Curve:
     """The curve from sums of measures; unrelated measures are ignored."""
-    curve = Curve()
-    sampled = measures.get(SAMPLED, 0)
-    distances = [
-        _distance(name, tokens) for name, tokens in measures.items() if name.startswith(PREFIX) and name.count(":") == 2
-    ]
-    curve.enter(measures.get(WANTED, 0) - sampled, [each for each in distances if each.group == WHOLE], is_sample=False)
-    curve.enter(sampled, [each for each in distances if each.group != WHOLE], is_sample=True)
-    return curve
-
-
-def _distance(measure: str, tokens: int) -> ReuseDistance:
-    _, group, step = measure.split(":")
-    return ReuseDistance(int(group) if group else WHOLE, 2 ** (int(step) / STEPS) if step else inf, tokens)
+    tokens: defaultdict[int, dict[float, float]] = defaultdict(dict)
+    for name, number in measures.items():
+        if name.startswith(PREFIX) and name.count(":") == 2:
+            _, group, step = name.split(":")
+            chunks = 2 ** (int(step) / STEPS) if step else inf
+            tokens[int(group) if group else WHOLE][chunks] = number
+    return Curve(measures.get(WANTED, 0), measures.get(SAMPLED, 0), tokens)

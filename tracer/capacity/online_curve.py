@@ -8,14 +8,13 @@ a store of any size. A restart of this process drops all accesses, and `memory:b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import ceil, inf, log2
-from typing import Any
 
 from kvtrail.tracer.capacity.accesses import LMCACHE, Access, RequestPrefix, room_of
 from kvtrail.tracer.capacity.reuse_distance import WHOLE, ReuseDistance, ReuseDistances
 from kvtrail.tracer.events.bounded import BoundedDict
-from kvtrail.tracer.events.events import RequestEnd, Reset, Schedule, Store
+from kvtrail.tracer.events.events import Event, RequestEnd, Reset, Schedule, Store
 from kvtrail.tracer.events.hash_chains import Chain, split_hashes
 from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Fact, Ran
 
@@ -76,15 +75,17 @@ class OnlineMissRatioCurve:
 
     def enter(self, fact: Fact) -> Mapping[str, int]:
         """Enter a fact; most do not concern a store."""
-        follow = _FOLLOW.get(type(fact))
-        return follow(self, fact) if follow else {}
-
-    def went_on(self, fact: Ran | Ended) -> Mapping[str, int]:
-        """Enter a step or the end of a request. The tokens that a step computes can be stored. At the end, the hashes of the
-        generated tokens are recorded too."""
-        return self._went_on(fact.event)
+        match fact:
+            case Ran() | Ended():
+                return self._went_on(fact.event)
+            case Copied():
+                return _copied(fact.event)
+            case _:
+                return {}
 
     def _went_on(self, event: Schedule | RequestEnd) -> Mapping[str, int]:
+        """Enter a step or the end of a request. The tokens that a step computes can be stored. At the end, the hashes of the
+        generated tokens are recorded too."""
         owner = event.engine, event.request or ""
         running = self._running.get(owner)
         if running is None:
@@ -107,13 +108,6 @@ class OnlineMissRatioCurve:
         if distances is not None and event.succeeded is not False:
             distances.reset()
 
-    def copied(self, fact: Copied) -> Counter[str]:
-        """Enter a worker's store, which gives the size of a chunk."""
-        event = fact.event
-        if not isinstance(event, Store) or event.rank != 0 or (stored := room_of(event)) is None:
-            return Counter()
-        return Counter({STORED_TOKENS: event.count, STORED_BYTES: stored})
-
     def _accessed(self, running: RequestPrefix, access: Access) -> Counter[str]:
         """Enter an access."""
         event = running.alloc
@@ -135,11 +129,11 @@ class OnlineMissRatioCurve:
         return measures
 
 
-_FOLLOW: Mapping[type[Fact], Callable[[OnlineMissRatioCurve, Any], Mapping[str, int]]] = {
-    Ran: OnlineMissRatioCurve.went_on,
-    Ended: OnlineMissRatioCurve.went_on,
-    Copied: OnlineMissRatioCurve.copied,
-}
+def _copied(event: Event) -> Mapping[str, int]:
+    """The measures of a worker's store, which give the size of a chunk."""
+    if not isinstance(event, Store) or event.rank != 0 or (stored := room_of(event)) is None:
+        return {}
+    return {STORED_TOKENS: event.count, STORED_BYTES: stored}
 
 
 def _measure(distance: ReuseDistance) -> str:

@@ -90,7 +90,7 @@ class ReuseDistances:
 
     def reset(self) -> None:
         """Enter that the store was emptied."""
-        self._stack.clear()
+        self._stack = _Stack()
         self._by_hash.clear()
 
 
@@ -130,8 +130,3 @@ class _Stack:
     def forget(self, key: bytes) -> None:
         """Stop following a chunk."""
         del self._moments[bisect_left(self._moments, self._moment.pop(key))]
-
-    def clear(self) -> None:
-        """Forget all chunks."""
-        self._moment.clear()
-        self._moments.clear()

@@ -178,7 +178,7 @@ def audit(
         else:
             text = findings.as_text(result, columns=terminal.width(), everything=everything)
     terminal.echo(text)
-    context.exit(1 if result.drift else INCONCLUSIVE if result.inconclusive else 0)
+    context.exit(1 if result.findings else INCONCLUSIVE if result.inconclusive else 0)
 
 
 def _explain_request(context: click.Context, explained: Explained, why: str, *, as_json: bool) -> NoReturn:

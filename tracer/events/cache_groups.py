@@ -7,8 +7,9 @@ every group, and id 0 is the null block. A recorder declares the groups in the r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 NULL_BLOCK = 0
@@ -19,6 +20,14 @@ ALIGN = "align"
 """The `mamba_cache_mode` of vLLM in which a step ends wherever a state is to be kept."""
 ALL = "all"
 """The `mamba_cache_mode` of vLLM in which a step also writes the state after each block."""
+
+
+def split(ids: Sequence[int], counts: Sequence[int] | None) -> list[Sequence[int]]:
+    """Block ids in consecutive parts of these lengths, such as those of each group; in one part if no lengths are given."""
+    if counts is None:
+        return [ids]
+    ends = accumulate(counts)
+    return [ids[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 class CacheGroup(NamedTuple):

@@ -25,11 +25,9 @@ from kvtrail.tracer.liveness.request_outcome import described, impact_of, outcom
 from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict, by_weight
 from kvtrail.tracer.model.outcomes import Impact
-from kvtrail.tracer.model.words import count, some
+from kvtrail.tracer.model.words import count, first_of, some
 from kvtrail.tracer.rules.rule import Rule
 
-NAMED = 3
-"""Maximum number of engines or requests that a reason names."""
 SETTLE_EVERY = 10_000
 """Number of log events after which missing ones are given up."""
 MOST_IN_A_LOG = 20_000
@@ -85,10 +83,6 @@ class Audit(Tally):
         return self.engine_names.get(engine, engine)
 
     @property
-    def drift(self) -> bool:
-        return bool(self.findings)
-
-    @property
     def inconclusive(self) -> list[str]:
         """Why the absence of drift is inconclusive, and what to do, in sentences; empty if it is conclusive."""
         if not self.events:
@@ -127,21 +121,21 @@ class Audit(Tally):
             reasons.append("A newer kvtrail wrote spans that this one cannot judge: install that version.")
         if self.joined_late:
             reasons.append(
-                f"The first events of {_some(self._named(self.joined_late))} are missing: add the earlier files."
+                f"The first events of {first_of(self._named(self.joined_late))} are missing: add the earlier files."
             )
         if self.silent:
             reasons.append(
-                f"No end record came from {_some(self._named(self.silent))}: it was killed, or it hangs, or still runs. Look"
-                " at its end, or audit once it has shut down."
+                f"No end record came from {first_of(self._named(self.silent))}: it was killed, or it hangs, or still runs."
+                " Look at its end, or audit once it has shut down."
             )
         if self.unfinished:
-            requests = _some([request for _, request in self.unfinished])
+            requests = first_of([request for _, request in self.unfinished])
             reasons.append(
                 f"Requests that had not ended: {requests}. kvtrail replay --request shows what each waited for."
             )
         if self.probes_off:
             reasons.append(
-                f"The probe of {_some(sorted(self.probes_off))} failed and was switched off: the engine's log says why."
+                f"The probe of {first_of(sorted(self.probes_off))} failed and was switched off: the engine's log says why."
             )
         return reasons
 
@@ -151,7 +145,7 @@ class Audit(Tally):
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data."""
         return {
-            "drift": self.drift,
+            "drift": bool(self.findings),
             "inconclusive": self.inconclusive,
             "unjudged": {why.value: rules for why, rules in self.unjudged.items()},
             "deaths": [
@@ -297,27 +291,22 @@ class _Auditor:
         """Judge decoded spans of these recorders."""
         self._resources |= {resource.get(semconv.RECORDER_ID.key): resource for resource in resources}
         self._detector.feed(batch.events)
-        self._count(batch, path)
-
-    def enter_log(self, log: LogReader) -> None:
-        """Judge the events of a log."""
-        spans = log.spans()
-        while held := list(islice(spans, SETTLE_EVERY)):
-            batch = _decoded(held)
-            self._detector.feed(batch.events)
-            # Every request of a log would wait for its number 0, which would keep the whole log in memory.
-            self._detector.settle()
-            self._detector.forget_idle(log.engine, MOST_IN_A_LOG)
-            self._count(batch, log.path)
-        self.result.logs.append(log.summary)
-        self.result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
-
-    def _count(self, batch: Decoded, path: Path) -> None:
         result = self.result
         result.unknown_spans.update(batch.unknown_spans)
         result.unknown_attributes.update(batch.unknown_attributes)
         result.unreadable += [(str(path), 0, str(malformed)) for malformed in batch.malformed]
         result.foreign += len(batch.foreign)
+
+    def enter_log(self, log: LogReader) -> None:
+        """Judge the events of a log."""
+        spans = log.spans()
+        while held := list(islice(spans, SETTLE_EVERY)):
+            self.enter(_decoded(held), log.path, ())
+            # Every request of a log would wait for its number 0, which would keep the whole log in memory.
+            self._detector.settle()
+            self._detector.forget_idle(log.engine, MOST_IN_A_LOG)
+        self.result.logs.append(log.summary)
+        self.result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
 
     def concluded(self) -> Audit:
         """The result, after the last event."""
@@ -374,9 +363,3 @@ def _unjudged(
 def _ranked(counts: Counter[T]) -> list[tuple[T, int]]:
     """The most frequent first, independent of the order of counting."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first few of these names."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {count(more)} more" if more > 0 else "")

@@ -6,6 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +108,6 @@ def in_order(moments: Iterable[Moment]) -> Iterator[Moment]:
     streams = []
     for name in sorted(by_recorder):
         ordered = sorted(by_recorder[name], key=lambda m: (m[0].sequence, m[0].span_id))
-        streams.append(_with_time(ordered))
+        times = accumulate((event.end_ns for event, _ in ordered), max)
+        streams.append(zip(times, ordered, strict=True))
     return (moment for _, moment in heapq.merge(*streams, key=lambda pair: pair[0]))
-
-
-def _with_time(moments: list[Moment]) -> Iterator[tuple[int, Moment]]:
-    """Each moment with a monotonic time."""
-    now = 0
-    for moment in moments:
-        now = max(now, moment[0].end_ns)
-        yield now, moment

@@ -1,4 +1,4 @@
-"""The findings of a history, and the event that made each of them."""
+"""The findings of a history, each with the event that triggered it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Judged:
     """The judgements of the rules about a history.
 
     Attributes:
-        found: findings in their first state, by the index of the event that made them. A finding that was made only after
-            waiting for a missing event belongs to the last event that it names.
+        found: findings in their first state, by the index of the event that triggered them. A finding that had to wait for a
+            missing event belongs to the last event of its witness.
         again: findings that recurred, in their first state, by the index of the event that confirmed them.
         late: findings without an event: something was still missing at the end of the history.
         verdicts: each request's verdict at the end, by engine and request.

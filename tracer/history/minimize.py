@@ -1,7 +1,7 @@
 """Reduces a history with a finding to the smallest one that still shows it, for a report that others can read.
 
 The detector is the oracle. A smaller history is accepted only if it shows the finding with the same numbers and by the same
-spans, shows no finding that the recording lacks, and has the prerequisites of all its events (`replay.prerequisites`). So
+spans, shows no finding that the recording lacks, and has the prerequisites of all its events (`history.prerequisites`). So
 every error in it was in the recording, and none is an artifact of the reduction.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.history.history import History, Moment
@@ -153,7 +155,7 @@ class _Search:
         self._finding = known[finding]
         self._witness = self._witnesses()
         self._needed = reachable(self._witness, self._prerequisites)
-        self._rejected: set[tuple[int, ...]] = set()
+        self._shows_once = cache(self._shows)
 
     def moments(self, kept: Sequence[int]) -> Iterator[Moment]:
         """The chosen events, renumbered, with matching spans."""
@@ -180,22 +182,20 @@ class _Search:
 
     def _with_few_signs(self, kept: Sequence[int]) -> Sequence[int]:
         """The events without heartbeats that are not needed to bridge the time between two events."""
-        events, left = self._events, []
-        before_ns: dict[str, int] = {}
-        after_ns: dict[int, int] = {}
-        later: dict[str, int] = {}
-        for index in reversed(kept):
-            after_ns[index] = later.get(events[index].recorder, 0)
-            later[events[index].recorder] = events[index].end_ns
+        events = self._events
+        by_recorder: dict[str, list[int]] = {}
         for index in kept:
-            event = events[index]
-            begins_ns = before_ns.get(event.recorder)
-            spared = isinstance(event, Heartbeat) and begins_ns is not None and index not in self._needed
-            if spared and 0 < after_ns[index] <= (begins_ns or 0) + SILENCE_NS:
-                continue
-            left.append(index)
-            before_ns[event.recorder] = event.end_ns
-        return left
+            by_recorder.setdefault(events[index].recorder, []).append(index)
+        spared = set()
+        for own in by_recorder.values():
+            before = own[0]
+            for index, after in pairwise(own[1:]):
+                may_go = isinstance(events[index], Heartbeat) and index not in self._needed
+                if may_go and events[after].end_ns <= events[before].end_ns + SILENCE_NS:
+                    spared.add(index)
+                else:
+                    before = index
+        return [index for index in kept if index not in spared]
 
     def _witnesses(self) -> list[int]:
         """The events of the finding's witness."""
@@ -207,17 +207,10 @@ class _Search:
         ]
 
     def _holds(self, kept: Sequence[int]) -> bool:
-        """Whether these events alone show the finding by the same spans, and no new finding. A rejected choice is not judged
-        twice."""
-        choice = tuple(kept)
-        if choice in self._rejected:
-            return False
-        if not self._shows(choice):
-            self._rejected.add(choice)
-            return False
-        return True
+        """Whether these events alone show the finding by the same spans, and no new finding. No choice is judged twice."""
+        return self._shows_once(tuple(kept))
 
-    def _shows(self, kept: Sequence[int]) -> bool:
+    def _shows(self, kept: tuple[int, ...]) -> bool:
         self.tries += 1
         if self._on_progress is not None:
             self._on_progress(len(kept), self.tries)

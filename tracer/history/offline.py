@@ -9,7 +9,7 @@ without `patience_ns`, which keeps everything in memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +35,9 @@ class Tally:
 
     Attributes:
         verdicts: number of forgotten requests by verdict; after `close`, of all requests.
-        reasons: number of unknown ones among them, by reason.
-        events: number of entered events; duplicates count as `repeated`.
+        reasons: number of requests with the verdict `unknown`, by reason.
+        events: number of entered events without duplicates.
+        repeated: number of duplicates.
         outcomes: status, outcome and error of the accounts with findings.
         unfinished: after `close`, requests that had not ended, by engine.
         lookups, hits: number of entered lookups, and of those that the connector answered with tokens.
@@ -61,17 +62,18 @@ class TooLate(Exception):
 
 
 class _Detector(Detector):
-    """Refuses to open an account that was forgotten."""
+    """Refuses to open an account that was forgotten.
 
-    def __init__(
-        self, rules: Sequence[Rule] | None, forgotten: Container[int], savings: RecordedSavings | None
-    ) -> None:
-        listeners = {} if savings is None else savings.listeners
-        super().__init__(rules=rules, **listeners)
-        self._forgotten = forgotten
+    Attributes:
+        forgotten: hashes of the requests that were forgotten.
+    """
+
+    def __init__(self, rules: Sequence[Rule] | None, savings: RecordedSavings | None) -> None:
+        super().__init__(rules=rules, **(savings.listeners if savings else {}))
+        self.forgotten = BoundedDict[int, None](MAX_REQUESTS)
 
     def _open_account(self, key: Key) -> Account:
-        if key not in self.accounts and hash(key) in self._forgotten:
+        if key not in self.accounts and hash(key) in self.forgotten:
             raise TooLate
         return super()._open_account(key)
 
@@ -101,10 +103,8 @@ class OfflineDetector:
         self._why = why
         self._engines: dict[str, str] = {}
         """By recorder."""
-        self._forgotten = BoundedDict[int, None](MAX_REQUESTS)
-        """Hashes of the requests that were forgotten."""
         self._deaths = Deaths()
-        self.detector = _Detector(rules, self._forgotten, savings)
+        self.detector = _Detector(rules, savings)
         self._patience_ns = patience_ns
         self._numbers: dict[str, SeenNumbers] = {}
         self._untidy = 0
@@ -122,10 +122,8 @@ class OfflineDetector:
     @property
     def joined_late(self) -> list[str]:
         """Engines with a recorder that lacks its first events."""
-        late = (
-            name for recorder, name in self._engines.items() if self.detector.engine(recorder).missing is Unknown.LATE
-        )
-        return sorted(set(late))
+        recorders = self._engines.items()
+        return sorted({name for each, name in recorders if self.detector.engine(each).missing is Unknown.LATE})
 
     @property
     def deaths(self) -> list[Death]:
@@ -200,7 +198,7 @@ class OfflineDetector:
                 raise TooLate
             self._note(event)
             return True
-        if event.request is None or hash((event.engine, event.request)) in self._forgotten:
+        if event.request is None or hash((event.engine, event.request)) in self.detector.forgotten:
             self.tally.repeated += 1
             return False
         if self.detector.has_seen(event):
@@ -215,11 +213,11 @@ class OfflineDetector:
             self._deaths.leave(detector.accounts[key])
             self._count(detector.accounts[key])
             detector.forget(key)
-            self._forgotten[hash(key)] = None
+            detector.forgotten[hash(key)] = None
 
     def _take(self, findings: Sequence[Finding]) -> None:
-        self.detector.changed.clear()  # nobody writes rows
+        self.detector.changed.clear()  # only a store needs the changed rows
         for finding in findings:
-            if hash((finding.engine, finding.request)) in self._forgotten:
+            if hash((finding.engine, finding.request)) in self.detector.forgotten:
                 raise TooLate
             self.findings[finding.id] = finding

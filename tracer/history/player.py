@@ -1,4 +1,4 @@
-"""Steps through a history: each event, its request's account before and after it, and the findings that it made.
+"""Steps through a history: each event, its request's account before and after it, and the findings that it triggered.
 
 A request's account is rebuilt from its own events, step by step.
 """
@@ -16,7 +16,7 @@ from kvtrail.tracer.history.history import History
 from kvtrail.tracer.history.judging import judge
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.model.findings import Finding, Unknown
-from kvtrail.tracer.model.words import count, some
+from kvtrail.tracer.model.words import count, first_of, some
 
 NUMBERS = (
     "status", "epoch", "total", "prompt", "computed", "matched", "returned", "allocated", "scheduled", "begun", "rejected",
@@ -46,7 +46,7 @@ class Step:
         before: the request's account before the event, as JSON-ready data; None for an event without a request, and for a
             request's first event.
         after: the same after the event; None for an event without a request.
-        findings: findings that this event made, in their state at that time.
+        findings: findings that this event triggered, in their state at that time.
         late: findings about events that are missing at the end of the history; only at the last shown step.
     """
 
@@ -182,9 +182,8 @@ class Player:
         if found := [key for key, external in known.items() if text in (key[1], external)]:
             return tuple(found)
         names = list(dict.fromkeys(known.values()))
-        more = f" and {count(len(names) - MAX_NAMED)} more" if len(names) > MAX_NAMED else ""
         requests = f"there {'is' if len(names) == 1 else 'are'} {some(len(names), 'request')}"
-        raise NothingToShow(f"there is no request {text!r}; {requests}: {', '.join(names[:MAX_NAMED])}{more}")
+        raise NothingToShow(f"there is no request {text!r}; {requests}: {first_of(names, MAX_NAMED)}")
 
     def _step(self, index: int, replays: dict[RequestKey, _AccountReplay]) -> Step:
         """The next step; `replays` has the accounts before it."""

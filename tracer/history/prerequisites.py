@@ -74,7 +74,7 @@ def prerequisites(events: Sequence[Event]) -> list[tuple[int, ...]]:
     | plan | the allocation, for a load; the epoch's first step, for a store |
     | copy of a worker | its plan |
     | end of a transfer, flush | the plan with its number |
-        | anything after the end of a request | that end |
+    | anything after the end of a request | that end |
 
     If an id is used again, all events of the earlier request need its end, or the two would look like one request.
     """

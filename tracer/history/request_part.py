@@ -23,8 +23,14 @@ _DIGEST_BYTES = 4
 
 
 def cut(about: RequestKey, spans: Sequence[Span], known: Collection[str]) -> list[Span]:
-    """The spans of a request, by engine and id, and the evidence among them, as a part. `known` has the ids of the request's
-    findings: if the part would show others, its events keep their numbers, so that the rest looks lost."""
+    """The spans of one request and its evidence, as a part of a recording.
+
+    Args:
+        about: the request's engine and id.
+        spans: the spans of the part.
+        known: the ids of the request's findings. If the part alone would show other findings, its events keep their numbers,
+            so that the omitted events look lost.
+    """
     events = [decode.event_of(span) for span in spans]
     read = [event for event in events if event is not None]
     numbered = closed_up(read)

@@ -2,7 +2,7 @@
 
 This is the reducing half of Zeller and Hildebrandt's ddmin ("Simplifying and isolating failure-inducing input", 2002): large
 pieces are removed before small ones, down to single items, until no single item can be removed. It shrinks a recorded history
-(`replay.minimize`) or a failing workload (`kvtrail.connector.simulate.shrink`).
+(`history.minimize`) or a failing workload (`kvtrail.connector.simulate.shrink`).
 """
 
 from __future__ import annotations

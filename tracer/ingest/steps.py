@@ -6,11 +6,11 @@ Columns only make the recorder's requests smaller. All code after this module se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import accumulate
 from reprlib import Repr
 from typing import Any
 
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.cache_groups import split
 from kvtrail.tracer.events.events import KEYS
 
 MAX_ROWS = 16_384
@@ -112,7 +112,6 @@ def _add_blocks(names: list[str], columns: list[Any], attributes: Mapping[str, A
         by_group = list(zip(*[iter(counts)] * groups, strict=True))
         names.append(KEYS["blocks_by_group"])
         counts = list(map(sum, by_group))
-    ends = list(accumulate(counts))
-    columns.append([ids[end - each : end] for end, each in zip(ends, counts, strict=True)])
+    columns.append(split(ids, counts))
     if groups > 1:
         columns.append(by_group)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from itertools import accumulate, chain
+from itertools import chain
 from typing import NamedTuple
 
-from kvtrail.tracer.events.cache_groups import MAMBA, NULL_BLOCK, CacheGroup, groups_of
+from kvtrail.tracer.events.cache_groups import MAMBA, NULL_BLOCK, CacheGroup, groups_of, split
 from kvtrail.tracer.events.events import Alloc, LoadError, Plan, RequestEnd, Schedule
 
 WithBlocks = Alloc | LoadError | Plan | RequestEnd | Schedule
@@ -146,8 +146,4 @@ def loaded_into(event: Alloc) -> list[int]:
 
 def blocks_by_group(event: WithBlocks) -> list[Sequence[int]]:
     """The blocks that an event names, by KV cache group."""
-    ids, counts = event.blocks_ids or (), event.blocks_by_group
-    if counts is None:
-        return [ids]
-    ends = list(accumulate(counts))
-    return [ids[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    return split(event.blocks_ids or (), event.blocks_by_group)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from collections.abc import Iterable, Mapping, Sequence
 from math import floor, log10
 from typing import Any
 
+from kvtrail.tracer.events.cache_groups import split
 from kvtrail.tracer.events.events import Direction, Side, XferOp
 from kvtrail.tracer.events.semconv import CUT_OFF, NO_END_RECORD, Kind
 from kvtrail.tracer.model.findings import Unknown
 
+MAX_NAMED = 3
+"""Maximum number of names in a list; the rest are counted."""
 MAX_RUNS = 4
 """Maximum number of runs of block ids, or of keys, that are named; the rest are counted."""
 NOTHING = "–"  # noqa: RUF001 - an en dash, as tables have it for "no value"
@@ -85,6 +87,12 @@ def ending(number: int) -> str:
 def waiting(waited_ns: int, loads: int) -> str:
     """The time for which a request waited for KV: 12 ms in 2 loads."""
     return f"{duration(waited_ns) if waited_ns else '0 s'} in {some(loads, 'load')}"
+
+
+def first_of(names: Sequence[str], most: int = MAX_NAMED) -> str:
+    """The first few names: a, b, c and 12 more."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {count(rest)} more" if rest > 0 else "")
 
 
 def value(of: object) -> str:
@@ -199,11 +207,8 @@ def blocks(ids: Iterable[int]) -> str:
 
 def blocks_named(numbers: Mapping[str, Any]) -> str:
     """The block ids that a span names, group by group if there are several KV cache groups: 3-18 | 40."""
-    ids, counts = numbers["blocks_ids"], numbers.get("blocks_by_group")
-    if counts is None:
-        return blocks(ids) or "none"
-    ends = list(accumulate(counts))
-    return " | ".join(blocks(ids[end - number : end]) or "none" for end, number in zip(ends, counts, strict=True))
+    by_group = split(numbers["blocks_ids"], numbers.get("blocks_by_group"))
+    return " | ".join(blocks(ids) or "none" for ids in by_group)
 
 
 def kind(name: str) -> str:

@@ -32,8 +32,6 @@ _ENDS = {
     Outcome.EXPIRED: "kept until the lease ran out",
 }
 """Texts for the ends of hand-offs; the normal end, a read, is omitted."""
-MAX_NAMED = 3
-"""Maximum number of lost requests that are named when an engine died."""
 MAX_REQUESTS = 10
 """Maximum number of requests shown under a rule."""
 T = TypeVar("T")
@@ -76,10 +74,9 @@ def _death(death: Death, result: Audit, columns: int | None) -> str:
     at = f"{day(death.at_ns)} {clock(death.at_ns)} UTC"
     head = plain(f"Engine {result.engine_name(death.engine)} {words.ended(death.ended_by, at, whole=True)}")
     lines = [style(line, fg="red", bold=True) for line in wrapped(head, columns, rest="  ")]
-    lost = words.some(len(death.lost), "request")
-    named = f": {', '.join(death.lost[:MAX_NAMED])}" if death.lost else ""
-    more = f" and {words.count(len(death.lost) - MAX_NAMED)} more" if len(death.lost) > MAX_NAMED else ""
-    lines += wrapped(plain(f"Lost: {lost}{named}{more}"), columns, first="  ", rest="    ")
+    named = f": {words.first_of(death.lost)}" if death.lost else ""
+    lost = plain(f"Lost: {words.some(len(death.lost), 'request')}{named}")
+    lines += wrapped(lost, columns, first="  ", rest="    ")
     if (cause := death.cause) is not None:
         request = f" of request {cause.request}" if cause.request else ""
         lines += wrapped(plain(f"Why: {cause.title} ({cause.rule}{request})"), columns, first="  ", rest="    ")
@@ -165,29 +162,24 @@ def _described(witness: Witness, epoch: int) -> str:
 
 def _summary(result: Audit, columns: int | None) -> str:
     of = result.verdicts
-    lines = wrapped(
+    texts = [
         f"{words.some(sum(of.values()), 'request')}: {of[Verdict.DRIFT]} with drift, {of[Verdict.OK]} ok,"
         f" {of[Verdict.UNKNOWN]} unknown;"
         f" {words.some(result.events, 'event')}, {words.some(result.foreign, 'foreign span')},"
         f" {words.some(result.missing, 'event')} missing.",
-        columns,
-    )
-    for summary in result.logs:
-        lines += wrapped(plain(summary), columns)
-    for (giver, taker), flow in result.handoffs:
-        lines += wrapped(plain(_handed_over(result, giver, taker, flow)), columns)
+        *result.logs,
+        *(_handed_over(result, *pair, flow) for pair, flow in result.handoffs),
+    ]
     for what, unknown in (("spans", result.unknown_spans), ("attributes", result.unknown_attributes)):
         if unknown:
             named = ", ".join(f"{name} ({words.count(number)})" for name, number in sorted(unknown.items()))
-            text = f"A newer kvtrail wrote {what} that this one does not know and skips: {named}."
-            lines += wrapped(plain(text), columns)
+            texts.append(f"A newer kvtrail wrote {what} that this one does not know and skips: {named}.")
     if result.unreadable:
         file, number, reason = result.unreadable[0]
-        text = f"{len(result.unreadable)} lines or spans could not be read; the first: {file}:{number}: {reason}"
-        lines += wrapped(plain(text), columns)
-    for why, rules in result.unjudged.items():
-        lines += wrapped(f"Never decided, because {why}: {', '.join(rules)}.", columns)
-    if not result.drift and (reasons := result.inconclusive):
+        texts.append(f"{len(result.unreadable)} lines or spans could not be read; the first: {file}:{number}: {reason}")
+    texts += [f"Never decided, because {why}: {', '.join(rules)}." for why, rules in result.unjudged.items()]
+    lines = [line for text in texts for line in wrapped(plain(text), columns)]
+    if not result.findings and (reasons := result.inconclusive):
         lines.append("Nothing found, but this is inconclusive:")
         for reason in reasons:
             lines += wrapped(plain(reason), columns, first="- ", rest="  ")

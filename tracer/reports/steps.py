@@ -18,7 +18,6 @@ from kvtrail.tracer.reports.terminal import plain, wrapped
 
 NAMES = {"epoch": "preemptions", "waited_ns": "waited for KV", "looked_at": "blocks checked"}
 """Display names of numbers that differ from their field names."""
-_GAP = 2
 
 
 def opening(player: Player, columns: int | None) -> list[str]:
@@ -56,7 +55,7 @@ def lines(player: Player, *, only: Step | None = None, columns: int | None) -> I
             f"{step.number:>{digits}}  {style(clock(at_ns(event)), dim=True)}  {where}{about:<{width}}  "
             f"{style(what, bold=True)}: {_described(event)}" + (style(f"  [{account}]", fg="blue") if account else "")
         )
-        indent = digits + _GAP
+        indent = digits + 2
         if only is not None:
             yield from (" " * indent + line for line in _account(step))
         yield from (" " * indent + line for line in _findings(step, None if columns is None else columns - indent))

@@ -32,25 +32,23 @@ def tenant_of(identity: str | None) -> str:
 
 
 @dataclass(slots=True)
-class Tenants:
-    """The distinguished tenants. Requests with the same cache salt and adapter belong to one tenant."""
+class FirstNames:
+    """Bounds the number of distinguished names: the first `most` of them; all others are `OTHER`."""
 
+    most: int
     _known: set[str] = field(default_factory=set)
 
-    def of(self, identity: str | None) -> str:
-        """The tenant of requests with this cache salt and adapter, or `OTHER` beyond the first ones."""
-        tenant = tenant_of(identity)
-        if tenant == PLAIN:
-            return PLAIN
-        if tenant not in self._known and len(self._known) >= MAX_TENANTS:
+    def of(self, name: str) -> str:
+        """The name under which this one is counted."""
+        if name not in self._known and len(self._known) >= self.most:
             return OTHER
-        self._known.add(tenant)
-        return tenant
+        self._known.add(name)
+        return name
 
 
 def measures_of(breakdown: Breakdown, tier_of: Callable[[str], str], *, tenant: str = PLAIN) -> dict[str, int]:
-    """The measures that an admission adds; `tier_of` gives the name under which a tier is counted. Tokens of no other tenant
-    are `plain`, and need no sum of their own."""
+    """The measures that an admission adds; `tier_of` gives the name under which a tier is counted. Tokens of the plain
+    tenant get no measure of their own: they are the rest."""
     measures: dict[str, int] = {}
 
     def add(measure: str, count: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from kvtrail.tracer.events.capabilities import Capability
@@ -26,14 +25,13 @@ from kvtrail.tracer.ledger.facts import (
     Preempted,
     Ran,
 )
-from kvtrail.tracer.savings.cause_sums import Tenants, measures_of
+from kvtrail.tracer.model.tenants import PLAIN
+from kvtrail.tracer.savings.cause_sums import MAX_TENANTS, FirstNames, measures_of, tenant_of
 from kvtrail.tracer.savings.minute_sums import MinuteSums
 from kvtrail.tracer.savings.prefill import PrefillTimer
 
 MAX_TIERS = 8
-"""Maximum number of distinguished tiers per connector; the rest are `other`."""
-OTHER = "other"
-"""The tiers beyond `MAX_TIERS`."""
+"""Maximum number of distinguished tiers per connector; the rest are `OTHER`."""
 
 
 @dataclass(slots=True)
@@ -49,8 +47,9 @@ class SavingsCounter:
     facts: list[Fact | Breakdown] = field(default_factory=list)
     _aggregating_connectors: dict[str, str] = field(default_factory=dict)
     """By recorder, the connector that answers for all others. The reports of its children are not counted again."""
-    _tenants: Tenants = field(default_factory=Tenants)
-    _tiers: dict[str, set[str]] = field(default_factory=dict)
+    _tenants: FirstNames = field(default_factory=lambda: FirstNames(MAX_TENANTS))
+    _tiers: dict[str, FirstNames] = field(default_factory=dict)
+    """By connector."""
     _prefill_timer: PrefillTimer = field(default_factory=PrefillTimer)
 
     def enter(self, fact: Fact, account: Account) -> None:
@@ -62,8 +61,11 @@ class SavingsCounter:
         """Enter the parts of a prompt."""
         event = breakdown.event
         self.facts.append(breakdown)
-        tier_of = partial(self._tier, event.connector)
-        self.sums.add(event, measures_of(breakdown, tier_of, tenant=self._tenants.of(breakdown.identity)))
+        tiers = self._tiers.setdefault(event.connector, FirstNames(MAX_TIERS))
+        tenant = tenant_of(breakdown.identity)
+        if tenant != PLAIN:
+            tenant = self._tenants.of(tenant)
+        self.sums.add(event, measures_of(breakdown, tiers.of, tenant=tenant))
 
     def forget(self, recorders: Iterable[str]) -> None:
         """Drop the state of recorders that have ended."""
@@ -117,13 +119,6 @@ class SavingsCounter:
         if not event.allocated and account.complete:
             self._count_unused(lookup)
         self.sums.add(event, measures)
-
-    def _tier(self, connector: str, name: str) -> str:
-        known = self._tiers.setdefault(connector, set())
-        if name not in known and len(known) >= MAX_TIERS:
-            return OTHER
-        known.add(name)
-        return name
 
     def _enter_load_received(self, fact: LoadReceived, _: Account) -> None:
         event = fact.event

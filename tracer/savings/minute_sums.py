@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kvtrail.tracer.events.events import Event
 
@@ -15,16 +14,9 @@ HOUR_S = 3600
 BY_MINUTE_UP_TO_NS = 6 * HOUR_S * 10**9
 LAST_EPOCH = 3
 """Later epochs are counted with this one."""
-
-
-class SumKey(NamedTuple):
-    """The key of a sum: the minute in Unix seconds, and the engine, connector, epoch and measure."""
-
-    at_s: int
-    engine: str
-    connector: str
-    epoch: int
-    measure: str
+StepKey = tuple[int, int, str, str, int, str]
+"""The key of a sum in a store: the length of its interval in seconds, where it begins in Unix seconds, and the engine,
+connector, epoch and measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +36,7 @@ class SavingsRow:
     measures: Mapping[str, int]
 
 
-class MinuteSums(Mapping[SumKey, int]):
+class MinuteSums:
     """Sums by minute, engine, connector, epoch and measure. The sums of one row are stored together, since an event adds to
     several of them."""
 
@@ -76,23 +68,17 @@ class MinuteSums(Mapping[SumKey, int]):
             for (at_s, engine, connector, epoch), measures in self._held.items()
         ]
 
-    def __getitem__(self, key: SumKey) -> int:
-        return self._held[key[:4]][key.measure]
+    def by_step(self) -> dict[StepKey, int]:
+        """The sums of minutes and of hours; a range of a week reads hours."""
+        by_step: Counter[StepKey] = Counter()
+        for (at_s, engine, connector, epoch), measures in self._held.items():
+            for step_s in (MINUTE_S, HOUR_S):
+                for measure, value in measures.items():
+                    by_step[step_s, at_s // step_s * step_s, engine, connector, epoch, measure] += value
+        return by_step
 
-    def __iter__(self) -> Iterator[SumKey]:
-        return (SumKey(*where, measure) for where, held in self._held.items() for measure in held)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._held.values()))
-
-
-def by_step(sums: Iterable[tuple[SumKey, int]]) -> Counter[tuple[int | str, ...]]:
-    """The sums of minutes and of hours; a range of a week reads hours. A key is the interval in seconds, and a `SumKey`."""
-    by_step: Counter[tuple[int | str, ...]] = Counter()
-    for key, value in sums:
-        for step_s in (MINUTE_S, HOUR_S):
-            by_step[step_s, key.at_s // step_s * step_s, *key[1:]] += value
-    return by_step
+    def __bool__(self) -> bool:
+        return any(self._held.values())
 
 
 def interval_s(since_ns: int, until_ns: int) -> int:

@@ -15,7 +15,7 @@ from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.known import Place
 from kvtrail.tracer.model.markers import Marker
-from kvtrail.tracer.savings.minute_sums import SumKey
+from kvtrail.tracer.savings.minute_sums import StepKey
 from kvtrail.tracer.savings.waste import WastedTokens
 from kvtrail.tracer.store.handoffs import HandoffRow
 from kvtrail.tracer.store.request_rows import RequestRow
@@ -81,7 +81,7 @@ class Batch:
     engines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     requests: list[RequestRow] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    savings: Mapping[SumKey, int] = field(default_factory=dict)
+    savings: Mapping[StepKey, int] = field(default_factory=dict)
     wasted: list[WastedTokens] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     handoffs: list[HandoffRow] = field(default_factory=list)

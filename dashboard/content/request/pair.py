@@ -13,6 +13,7 @@ from kvtrail.dashboard import palette
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.charts import data, tooltip
 from kvtrail.dashboard.content.request import account, phases
+from kvtrail.dashboard.content.request.account import since_arrival_ms
 from kvtrail.dashboard.content.request.charts import Chart, bar, bars_drawn, rows_axis, since_arrival
 from kvtrail.dashboard.content.text import milliseconds
 from kvtrail.dashboard.palette import BLUE, GREEN, GREY, RED, STAGE, Meaning
@@ -47,13 +48,8 @@ class Pair:
 
     @property
     def shift(self) -> float:
-        """Milliseconds from the arrival of the giving request to the arrival of the taking request, on the chart's axis."""
-        apart = self.taken["request"]["started_ns"] - self.given["request"]["started_ns"] - self.link["ahead_ns"]
-        return float(apart / 1e6)
-
-    def given_ms(self, at_ns: int) -> float:
-        """A time of the giving engine on the chart's axis."""
-        return float((at_ns - self.given["request"]["started_ns"]) / 1e6)
+        """Milliseconds from the arrival of the giving request, where the chart's axis begins, to that of the taking one."""
+        return since_arrival_ms(self.given, self.taken["request"]["started_ns"] - self.link["ahead_ns"])
 
     @property
     def names(self) -> tuple[str, str]:
@@ -79,7 +75,8 @@ def stages(pair: Pair) -> list[phases.Stretch]:
     ended_ns = pair.link["kept_from_ns"]
     if step is None or ended_ns is None or allocated is None or received is None or token is None:
         return []
-    moments = [0.0, step, pair.given_ms(ended_ns), *(pair.shift + ms for ms in (0.0, allocated, received, token))]
+    given = [0.0, step, since_arrival_ms(pair.given, ended_ns)]
+    moments = [*given, *(pair.shift + ms for ms in (0.0, allocated, received, token))]
     return [phases.Stretch(name, begin, end) for name, (begin, end) in zip(STAGE, pairwise(moments), strict=True)]
 
 
@@ -98,7 +95,7 @@ def _moments(timeline: Row) -> tuple[float | None, float | None, float | None, f
     ]
 
     def first(found: Sequence[Row], end: str) -> float | None:
-        return account.since_arrival_ms(timeline, found[0][end]) if found else None
+        return since_arrival_ms(timeline, found[0][end]) if found else None
 
     return first(steps, "end_ns"), first(allocated, "start_ns"), first(received, "end_ns"), first(token, "end_ns")
 
@@ -211,13 +208,17 @@ def pair_chart(pair: Pair, parts: Sequence[phases.Stretch], *, dark: bool) -> Ch
     marks = []
     if link["kept_from_ns"] is not None:
         is_open = link["kept_to_ns"] is None
-        begin = pair.given_ms(link["kept_from_ns"])
-        until = max(begin, *(each["to"] for each in bars)) if is_open else pair.given_ms(link["kept_to_ns"])
+        begin = since_arrival_ms(pair.given, link["kept_from_ns"])
+        until = (
+            max(begin, *(each["to"] for each in bars)) if is_open else since_arrival_ms(pair.given, link["kept_to_ns"])
+        )
         what = "still kept" if is_open and link.get("gone_ns") is None else f"kept until {_end_of(link)}"
         kept = Meaning(BLUE if is_open else RED if link["expired"] else GREEN, what)
         bars.append(bar(KEEPS, phases.Stretch(what, begin, until), {what: kept}, dark=dark))
         if link["read_ns"] is not None:
-            marks.append({"row": KEEPS, "at": pair.given_ms(link["read_ns"]), "what": "a reader's report"})
+            marks.append(
+                {"row": KEEPS, "at": since_arrival_ms(pair.given, link["read_ns"]), "what": "a reader's report"}
+            )
     rows = [row for row in (PREFILLS, KEEPS, DECODES, TO_FIRST_TOKEN) if any(each["row"] == row for each in bars)]
     # The output may be long; only its beginning matters here.
     ends = [each["to"] for each in bars if each["row"] != DECODES or not parts] + [mark["at"] for mark in marks]

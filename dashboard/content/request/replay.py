@@ -3,13 +3,13 @@ from 1, as on every page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, islice, zip_longest
+from collections.abc import Collection, Sequence
+from itertools import zip_longest
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.request.account import number
-from kvtrail.tracer.events.cache_groups import NULL_BLOCK
+from kvtrail.tracer.events.cache_groups import NULL_BLOCK, split
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.model.cause_words import group_name
 from kvtrail.tracer.model.words import blocks, count, duration, kind, run, some, value, waiting
@@ -51,10 +51,10 @@ def clamped(wanted: str | int, *, steps: int) -> int:
     return min(max(int(digits) if digits.isdecimal() and len(digits) < 10 else 1, 1), steps)
 
 
-def neighbours(with_findings: Iterable[int], *, step: int) -> tuple[int | None, int | None]:
+def neighbours(with_findings: Collection[int], *, step: int) -> tuple[int | None, int | None]:
     """The steps with findings before and after this one."""
-    numbers = list(with_findings)
-    return max((n for n in numbers if n < step), default=None), min((n for n in numbers if n > step), default=None)
+    before, after = ((n for n in with_findings if n < step), (n for n in with_findings if n > step))
+    return max(before, default=None), min(after, default=None)
 
 
 def changes(timeline: Row, *, step: int) -> list[Row]:
@@ -126,22 +126,18 @@ def block_rows(step: Row, groups: Sequence[Row]) -> list[Row]:
 
 def block_summary(step: Row) -> str:
     """The number of blocks that a step names, as text."""
-    by_group = [*_by_group(step)]
+    by_group = _by_group(step)
     held = sum(len(ids) - ids.count(NULL_BLOCK) for ids in by_group)
     return some(held, "block") + (f" in {some(len(by_group), 'KV cache group')}" if len(by_group) > 1 else "")
 
 
 def latest_allocation(timeline: Row) -> Row | None:
     """The latest allocation that names its blocks, if the model has several KV cache groups."""
-    named = (step for step in reversed(timeline["steps"]) if step["name"] == Kind.ALLOC and len([*_by_group(step)]) > 1)
+    named = (step for step in reversed(timeline["steps"]) if step["name"] == Kind.ALLOC and len(_by_group(step)) > 1)
     return next(named, None)
 
 
-def _by_group(step: Row) -> Iterator[list[int]]:
-    """The block ids that a step names, group by group."""
-    ids, counts = step["numbers"].get("blocks_ids"), step["numbers"].get("blocks_by_group")
-    if step["foreign"] or not isinstance(ids, list | tuple):
-        return
-    ends = list(accumulate(counts if counts is not None else [len(ids)]))
-    begins = [0, *ends]
-    yield from (list(islice(ids, begin, end)) for begin, end in zip(begins, ends, strict=False))
+def _by_group(step: Row) -> list[Sequence[int]]:
+    """The block ids that a step names, group by group; empty if it names none."""
+    ids = step["numbers"].get("blocks_ids")
+    return [] if step["foreign"] or ids is None else split(ids, step["numbers"].get("blocks_by_group"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from math import sqrt
@@ -43,13 +43,18 @@ def prefixes(seed: int, count: int, *, heads: int = 12, chunks: int = 6) -> list
 
 def curve_of(accesses: Iterable[Access | None], *, evicts_tails_first: bool = True, most_chunks: int = ALL) -> Curve:
     """The curve of a whole history; None stands for a reset of the store."""
-    distances, curve = ReuseDistances(most_chunks=most_chunks, evicts_tails_first=evicts_tails_first), Curve()
+    distances = ReuseDistances(most_chunks=most_chunks, evicts_tails_first=evicts_tails_first)
+    wanted = sampled = 0
+    tokens: defaultdict[int, defaultdict[float, float]] = defaultdict(lambda: defaultdict(float))
     for access in accesses:
         if access is None:
             distances.reset()
-        else:
-            curve.enter(sum(access.wanted), distances.enter(access), is_sample=distances.is_sample)
-    return curve
+            continue
+        for group, chunks, held in distances.enter(access):
+            tokens[group][chunks] += held
+        wanted += sum(access.wanted)
+        sampled += sum(access.wanted) * distances.is_sample
+    return Curve(wanted, sampled, tokens)
 
 
 def hits_of_a_store(accesses: Sequence[Access | None], capacity: int, *, evicts_tails_first: bool) -> int:

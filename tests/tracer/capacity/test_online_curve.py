@@ -77,7 +77,7 @@ def measured(online: OnlineMissRatioCurve, prompts: list[Chain]) -> Counter[str]
     sums: Counter[str] = Counter()
     for chain in prompts:
         sums += online.admitted(admission(chain))
-        sums += online.went_on(Ended(end(chain, first=len(chain)), ()))
+        sums += online.enter(Ended(end(chain, first=len(chain)), ()))
     return sums
 
 
@@ -165,13 +165,13 @@ def test_what_a_request_has_generated_is_found_by_the_next_turn() -> None:
     answer = [bytes([n]) * 8 for n in range(4)]
     online.admitted(admission(prompt))
     assert (
-        online.went_on(Ended(end([*prompt, *answer], first=len(prompt)), ()))[online_curve.CHUNKS]
+        online.enter(Ended(end([*prompt, *answer], first=len(prompt)), ()))[online_curve.CHUNKS]
         == (len(prompt) + 4) // 2
     )
     turn = online.admitted(admission([*prompt, *answer]))
     assert "memory::" not in turn, "nothing of it is new"
-    assert online.went_on(Ended(end(prompt, first=0), ())), "it runs again"
-    assert not online.went_on(Ended(end(prompt, first=0), ())), "it is not known any more"
+    assert online.enter(Ended(end(prompt, first=0), ())), "it runs again"
+    assert not online.enter(Ended(end(prompt, first=0), ())), "it is not known any more"
 
 
 def test_lmcache_does_not_store_what_a_request_has_generated() -> None:
@@ -179,7 +179,7 @@ def test_lmcache_does_not_store_what_a_request_has_generated() -> None:
     (prompt,) = chains(0, 1, chunks=2)
     answer = [bytes([n]) * 8 for n in range(4)]
     online.admitted(admission(prompt, name="LMCacheConnectorV1"))
-    online.went_on(Ended(end([*prompt, *answer], first=len(prompt)), ()))
+    online.enter(Ended(end([*prompt, *answer], first=len(prompt)), ()))
     turn = online.admitted(admission([*prompt, *answer], name="LMCacheConnectorV1"))
     assert turn["memory::"] == len(answer) * BLOCK, "the answer is new to the store"
 
@@ -188,16 +188,16 @@ def test_hashes_after_a_hole_are_left_out() -> None:
     online, prompt = OnlineMissRatioCurve(), [bytes([n]) * 8 for n in range(4)]
     online.admitted(admission(prompt))
     ended = end([*prompt, *([b"answered"] * 4)], first=6)  # those of the fifth and the sixth block are lost
-    assert online.went_on(Ended(ended, ()))[online_curve.CHUNKS] == 2
+    assert online.enter(Ended(ended, ()))[online_curve.CHUNKS] == 2
 
 
 def test_tokens_that_were_not_computed_are_in_no_store() -> None:
     online, prompt = OnlineMissRatioCurve(), [bytes([n]) * 8 for n in range(8)]
     online.admitted(admission(prompt))
-    online.went_on(Ran(step(0, 130), (), 200))
+    online.enter(Ran(step(0, 130), (), 200))
     again = online.admitted(admission(prompt))
     assert again["memory::"] == 128, "two of four chunks were computed"
-    online.went_on(Ran(step(0, 200), (), 200))
+    online.enter(Ran(step(0, 200), (), 200))
     assert online.admitted(admission(prompt))["memory::"] == 64
 
 
@@ -212,7 +212,7 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("0", "1", "2"):
         online.admitted(admission(prompt, request=f"r{name}", connector=name))
     online.admitted(admission(prompt, connector="2"))
-    online.went_on(Ended(end(prompt, first=2), ()))
+    online.enter(Ended(end(prompt, first=2), ()))
     assert "memory::" in online.admitted(admission(prompt, connector="0")), "the first was dropped: it starts again"
     assert "memory::0" in online.admitted(admission(prompt, connector="2"))
     assert len(online._running) == 2
@@ -223,7 +223,7 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_report_has_a_curve_for_each_connector() -> None:
     online, prompts = OnlineMissRatioCurve(), chains(2, 600)
     store = Store(engine="e", recorder="w", sequence=0, start_ns=1, end_ns=2, start=0, count=128, bytes=4096)
-    sums = measured(online, prompts) + online.copied(Copied(store))
+    sums = measured(online, prompts) + Counter(online.enter(Copied(store)))
     row = SavingsRow(at_s=0, engine="e", connector="OffloadConnector", epoch=0, measures={**sums, "admissions": 600})
     quiet = SavingsRow(at_s=0, engine="e", connector="Other", epoch=0, measures={"admissions": 1})
     (curve,) = memory_curves([row, quiet])

@@ -83,7 +83,7 @@ def test_what_is_read_or_there_is_not_written_over(tmp_path: Path) -> None:
     assert (other.exit_code, "--force overwrites it" in other.output) == (2, True)
     assert there.read_text() == "precious"
     assert run("minimize", str(trace), "-o", str(there), "--force").exit_code == 0
-    assert audit([there]).drift
+    assert audit([there]).findings
 
 
 def test_a_file_that_cannot_be_used_is_named_with_the_reason(tmp_path: Path) -> None:

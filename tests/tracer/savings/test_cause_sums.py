@@ -15,7 +15,7 @@ from kvtrail.tracer.model.causes import Cause, Detail, Part
 from kvtrail.tracer.model.tenants import OTHER
 from kvtrail.tracer.savings.cause_sums import (
     MAX_TENANTS,
-    Tenants,
+    FirstNames,
     causes_of,
     lacking_of,
     measures_of,
@@ -31,8 +31,8 @@ def summed(story: str) -> Counter[str]:
     detector.feed(history(story, chunk=CHUNK, capabilities=ABOUT[semconv.CAPABILITIES.key]))
     detector.settle()
     measures = Counter[str]()
-    for cell, value in sums.sums.items():
-        measures[cell.measure] += value
+    for row in sums.sums.rows():
+        measures.update(row.measures)
     return measures
 
 
@@ -95,7 +95,7 @@ def test_what_the_store_never_had_is_summed_by_why() -> None:
 
 
 def test_of_very_many_tenants_the_rest_is_one() -> None:
-    tenants = Tenants()
+    tenants = FirstNames(MAX_TENANTS)
     named = [tenants.of(f"t{number}") for number in range(MAX_TENANTS + 5)]
     assert named == [*(f"t{number}" for number in range(MAX_TENANTS)), *[OTHER] * 5]
 

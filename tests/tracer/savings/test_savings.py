@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
 
 import pytest
 from history import history
@@ -13,7 +12,7 @@ from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Alloc, Event
 from kvtrail.tracer.ledger.facts import tiers_of
 from kvtrail.tracer.savings.counter import SavingsCounter
-from kvtrail.tracer.savings.minute_sums import LAST_EPOCH, SavingsRow, SumKey
+from kvtrail.tracer.savings.minute_sums import LAST_EPOCH, SavingsRow, StepKey
 from kvtrail.tracer.savings.sums import savings_of
 
 
@@ -28,9 +27,9 @@ def counted(events: list[Event]) -> SavingsCounter:
 def measures_of(text: str, *, epoch: int | None = None) -> dict[str, int]:
     """The measures of a history, over all epochs or of one."""
     summed: Counter[str] = Counter()
-    for cell, value in counted(history(text)).sums.items():
-        if epoch in (None, cell.epoch):
-            summed[cell.measure] += value
+    for row in counted(history(text)).sums.rows():
+        if epoch in (None, row.epoch):
+            summed.update(row.measures)
     return dict(summed)
 
 
@@ -56,7 +55,7 @@ def test_epochs_are_counted_apart_so_that_hits_after_a_preemption_are_seen() -> 
 
 def test_many_epochs_share_the_last_cell() -> None:
     text = "\n".join(["L 100 c0 h0 -> 0\nA 0\nS 0+100\nP"] * 9)
-    assert {cell.epoch for cell in counted(history(text)).sums} == {0, 1, 2, LAST_EPOCH}
+    assert {row.epoch for row in counted(history(text)).sums.rows()} == {0, 1, 2, LAST_EPOCH}
 
 
 def test_what_the_store_held_and_was_computed_all_the_same() -> None:
@@ -138,25 +137,24 @@ def test_any_order_of_arrival_gives_the_same_sums() -> None:
         "L 749 c0 h512 -> 512\nL 749 c0 h512 -> 512\nA 512\nS 512+237\nP\nL 750 c96 h512 -> 416\nA 416\nS 512+238\nend"
     )
     events = history(text)
-    expected = counted(events).sums
     shuffled = random.Random(3).sample(events, len(events))
     steps = {"prefill", "prefill_ns"}  # steps are measured as they come
 
-    def without(cells: Mapping[SumKey, int]) -> dict[SumKey, int]:
-        return {cell: value for cell, value in cells.items() if cell.measure not in steps}
+    def sums(events: list[Event]) -> dict[StepKey, int]:
+        return {cell: value for cell, value in counted(events).sums.by_step().items() if cell[-1] not in steps}
 
-    assert without(counted(shuffled).sums) == without(expected)
+    assert sums(shuffled) == sums(events)
 
 
 def test_a_missing_event_leaves_undecided_what_it_decides() -> None:
     events = history("L 749 c0 h512 -> 512\nA 512\nS 512+237\nend")
     without_alloc = [e for e in events if e.kind != "kv.alloc"]
-    cells = {cell.measure: value for cell, value in counted(without_alloc).sums.items()}
-    assert not {"lookups_unused", "spared", "recomputed", "taken"} & set(cells)
+    measures = {cell[-1] for cell in counted(without_alloc).sums.by_step()}
+    assert not {"lookups_unused", "spared", "recomputed", "taken"} & measures
     # The answer may have been taken by what is missing, before the connector was asked again.
     events = history("L 749 c0 h512 -> 512\nA 512\nL 749 c0 h512 -> 512\nA 512\nS 512+237\nend")
-    cells = {cell.measure: value for cell, value in counted([*events[:2], *events[3:]]).sums.items()}
-    assert "lookups_unused" not in cells
+    measures = {cell[-1] for cell in counted([*events[:2], *events[3:]]).sums.by_step()}
+    assert "lookups_unused" not in measures
 
 
 def test_savings_are_spared_tokens_at_the_measured_rate_of_their_own_engine() -> None:

@@ -49,7 +49,7 @@ class FindingsTrend(BaseModel):
 
 
 class SavingsReport(BaseModel):
-    """The effect of the offload in a time range. `detect.savings.Savings` explains the numbers of each part."""
+    """The effect of the offload in a time range. `tracer/savings/sums.py` explains the numbers of each part."""
 
     since_ns: int
     until_ns: int

@@ -152,7 +152,10 @@ class Storage:
         keys, settled = ({}, None) if judge.is_recalling else self._next_rows(known, due=rows)
         judge.read_back({key for key in keys if key[1] and key not in judge.detector.accounts})
         batch = Batch(
-            chunk, savings=judge.savings.sums, settled=settled, judged=judge.judged if judge.is_behind else None
+            chunk,
+            savings=judge.savings.sums.by_step(),
+            settled=settled,
+            judged=judge.judged if judge.is_behind else None,
         )
         batch.findings, batch.launches = list(judge.changed.values()), list(self._launches.changed.values())
         batch.handoffs, batch.wasted = list(judge.handoffs), list(judge.sums.wasted)

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kvtrail.tracer.savings.minute_sums import by_step
 from kvtrail.tracer.store import Batch
 from kvtrail.tracer.store.clickhouse.connection import Database
 from kvtrail.tracer.store.clickhouse.schema import DIMENSIONS
@@ -41,9 +40,7 @@ class Sums:
     def rows(self, batches: Sequence[tuple[int, Batch]]) -> list[tuple[Any, ...]]:
         """The rows with the increments of these batches, each given with its number. An increment that a row already includes
         is not added again."""
-        cells: list[tuple[int, Mapping[RowKey, int]]] = [
-            (number, by_step(batch.savings.items())) for number, batch in batches
-        ]
+        cells: list[tuple[int, Mapping[RowKey, int]]] = [(number, batch.savings) for number, batch in batches]
         self._recall({key[_AT] for _, added in cells for key in added})
         grown: dict[RowKey, Total] = {}
         for number, added in cells:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrail.tracer.model.engines import DESCRIPTION
-from kvtrail.tracer.savings.minute_sums import HOUR_S, MINUTE_S, by_step
+from kvtrail.tracer.savings.minute_sums import HOUR_S, MINUTE_S
 from kvtrail.tracer.savings.waste import WastedTokens
 from kvtrail.tracer.store import MAX_RECEIPTS, engines, findings
 from kvtrail.tracer.store.queries import to_text
@@ -154,9 +154,7 @@ SAVINGS = Table(
     PRIMARY KEY (step_s, at_s, engine, connector, epoch, measure)
 ) WITHOUT ROWID""",
     # Per minute and per hour: a range of a week reads hours, and is as fast as a range of six hours.
-    lambda cells: (
-        (at_s, step_s, *rest, min(value, LARGEST)) for (step_s, at_s, *rest), value in by_step(cells).items()
-    ),
+    lambda cells: ((at_s, step_s, *rest, min(value, LARGEST)) for (step_s, at_s, *rest), value in cells),
     merge=f"UPDATE SET value = min(value + excluded.value, {LARGEST})",
     old=f"step_s IN ({MINUTE_S}, {HOUR_S}) AND at_s < ? / {_S} - {HOUR_S}",
     since=f"at_s + step_s > ? / {_S}",

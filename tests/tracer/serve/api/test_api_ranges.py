@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import httpx
 import pytest
 from history import START_NS, hash_of, history
 from processes import SLOW_S, Tracer
+from saved import stored
 from wire import as_request, encoded
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.history.audit import audit
-from kvtrail.tracer.savings.minute_sums import SumKey
+from kvtrail.tracer.savings.minute_sums import StepKey
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import Batch, FindingFilter, StoreError
@@ -197,8 +199,9 @@ def test_sums_of_a_batch_that_could_not_be_stored_are_not_lost(tmp_path: Path) -
 def test_long_windows_are_read_by_the_hour_and_agree_with_the_minutes(tmp_path: Path) -> None:
     writer, reader = SqliteWriter(tmp_path / "s.db"), SqliteReader(tmp_path / "s.db")
     start_s = 500_000 * 3600
-    writer.write(Batch(savings={SumKey(start_s + 60 * n, "e", "c", 0, "lookups"): n for n in range(300)}))
-    writer.write(Batch(savings={SumKey(start_s, "e", "c", 0, "lookups"): 5}))
+    minutes = (stored(start_s + 60 * n, "lookups", n) for n in range(300))
+    writer.write(Batch(savings=sum(minutes, Counter[StepKey]())))
+    writer.write(Batch(savings=stored(start_s, "lookups", 5)))
     short = reader.savings(since_ns=start_s * 10**9, until_ns=(start_s + 5 * 3600) * 10**9)
     long = reader.savings(since_ns=start_s * 10**9, until_ns=(start_s + 48 * 3600) * 10**9)
     assert (len(short), len(long)) == (300, 5)

@@ -19,6 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from processes import until
+from saved import stored
 from sidecar import Sidecar
 from wire import as_request, encoded, to_json_line
 
@@ -32,7 +33,6 @@ from kvtrail.tracer.ledger.lanes import lane_of
 from kvtrail.tracer.ledger.phases import Phases
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.savings.counter import SavingsCounter
-from kvtrail.tracer.savings.minute_sums import SumKey
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive import receiving, storing
 from kvtrail.tracer.store import Batch
@@ -248,10 +248,10 @@ def test_a_row_that_no_database_can_hold_is_left_out(sidecar: Careful) -> None:
 
 
 def test_sums_that_outgrow_the_database_stop_growing(sidecar: Careful) -> None:
-    cell = SumKey(time.time_ns() // 10**9 // 60 * 60, "e", "C", 0, "lookup_ns")
+    now_s = time.time_ns() // 10**9
     for _ in range(3):
-        assert not sidecar.writer.write(Batch(savings={cell: 2**62}))
-    assert not sidecar.writer.write(Batch(savings={cell._replace(connector="D"): 2**80}))
+        assert not sidecar.writer.write(Batch(savings=stored(now_s, "lookup_ns", 2**62)))
+    assert not sidecar.writer.write(Batch(savings=stored(now_s, "lookup_ns", 2**80, connector="d")))
     assert sidecar.client.get("/api/efficiency").status_code == 200
     sidecar.send(story("good"), story("other"))
     for account in sidecar.pipeline.detector.accounts.values():
