@@ -11,8 +11,6 @@ ITS_OWN_END = {"stopped", "length_capped"}
 
 
 class RefusedHandoff(RequestRule[RequestEnd]):
-    only_with = "handoff"
-
     def judge(self, event: RequestEnd, account: Account) -> Judgement:
         if not event.handoff or not event.has(Capability.HANDS_ON) or event.outcome not in ITS_OWN_END:
             return None
