@@ -49,7 +49,6 @@ class Unknown(StrEnum):
     LATE = "the recorder was running before kvtrail listened"
     LEVEL = "the level of recording is too low"
     UNSEEN = "the call before it was not recorded"
-    DELAYED = "the connector may still give it back"
     PROBE = "the connector has no probe that shows it"
     SAMPLED = "only sampled requests are recorded"
     VERSION = "this vLLM does not show it"
