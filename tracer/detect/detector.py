@@ -301,12 +301,6 @@ class Detector:
 
     # Requests.
 
-    def _open_account(self, key: Key) -> Account:
-        account = self.accounts.get(key)
-        if account is None:
-            account = self.accounts[key] = Account(*key)
-        return account
-
     def _drop_surplus(self, surplus: int) -> None:
         leaving = [key for key, _ in zip(self.finished, range(surplus), strict=False)]
         unfinished = (key for key in self.accounts if key not in self.finished)
@@ -323,11 +317,10 @@ class Detector:
         key = (event.engine, event.request or "")
         request = self._requests.get(key)
         if request is None:
-            request = self._requests[key] = TrackedRequest(self._open_account(key), event.launch)
-            if (
-                event.sequence < recorder.order.expected - 1
-            ):  # of a forgotten request: its other events do not arrive again
-                request.account.mark_gap(Unknown.LOST)
+            account = self.accounts[key] = Account(*key)
+            request = self._requests[key] = TrackedRequest(account, event.launch)
+            if event.sequence < recorder.order.expected - 1:
+                account.mark_gap(Unknown.LOST)  # the request was forgotten: its other events do not arrive again
         elif request.is_past(event):
             return
         elif request.is_over_by(event):
@@ -383,7 +376,7 @@ class Detector:
             recorder.waiting.pop(key, None)
         self.finished.pop(key, None)
         self.accounts.pop(key, None)
-        request.account = self._open_account(key)
+        request.account = self.accounts[key] = Account(*key)
         request.checked, request.waits_ns = False, 0
         return request.account
 

@@ -9,7 +9,7 @@ from kvtrail.tracer.events.events import Event, RequestStart
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.ordering import Stream
-from kvtrail.tracer.rules.rule import DeadlineRule, Pending
+from kvtrail.tracer.rules.rule import Pending
 from kvtrail.tracer.rules.rule_set import Tally
 
 Key = tuple[str, str]
@@ -50,10 +50,9 @@ class TrackedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What a request waits for, and the deadline rule that says so."""
+    """What a request waits for, and the deadline rule that says so, with its tally."""
 
     tally: Tally
-    rule: DeadlineRule
     pending: Pending
 
 
