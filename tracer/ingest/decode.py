@@ -1,14 +1,13 @@
 """Decodes spans to events, for both encodings of OTLP.
 
-`events.events` defines the names and the checks of an event's fields. A decoder walks over one encoding. In protobuf, most
-attributes repeat (the recorder's, the request's, small numbers), so each is parsed once and then looked up by its bytes.
+`events.events` defines the names and the checks of an event's fields. A decoder walks over one encoding.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from reprlib import Repr
 from typing import Any, Generic, Protocol, TypeVar
@@ -51,10 +50,6 @@ Ids = tuple[str, str, int, int, str | None]
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
-_MAX_REMEMBERED = 8192
-_LONGEST_REMEMBERED = 500
-"""Maximum size of a cached encoding in bytes. Longer ones rarely repeat."""
-Parsed = TypeVar("Parsed")
 Data = TypeVar("Data")
 Encoded = TypeVar("Encoded", bound="Named")
 
@@ -300,27 +295,6 @@ class Decoded:
             self.events.append(stand_in)
             self.stand_ins += 1
         self.unknown_spans[name] += 1
-
-
-class Remembered(dict[bytes, Parsed]):
-    """Encoded attributes -> their values, each parsed when it is first seen. Cleared when it is full. The values are shared,
-    so treat them as read-only."""
-
-    def __init__(self, parse: Callable[[bytes], Parsed]) -> None:
-        super().__init__()
-        self.parse = parse
-
-    def __missing__(self, encoded: bytes) -> Parsed:
-        parsed = self.parse(encoded)
-        self.remember(encoded, parsed)
-        return parsed
-
-    def remember(self, encoded: bytes, parsed: Parsed) -> None:
-        """Add a value, unless its encoding is too long."""
-        if len(encoded) <= _LONGEST_REMEMBERED:
-            if len(self) >= _MAX_REMEMBERED:
-                self.clear()
-            self[encoded] = parsed
 
 
 class Named(Protocol):
