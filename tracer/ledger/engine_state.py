@@ -6,6 +6,7 @@ independently: if events are missing, the facts that they may have changed are f
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -136,7 +137,7 @@ class Engine:
     """The ends of requests whose blocks are still kept."""
     beat: Heartbeat | None = None
     """The latest heartbeat that had the scheduler's steps."""
-    transfer_ends: dict[tuple[str, str], TransferEnds] = field(default_factory=dict)
+    transfer_ends: defaultdict[tuple[str, str], TransferEnds] = field(default_factory=lambda: defaultdict(TransferEnds))
     """By connector and direction, the transfers and whether they still end: `load`, `store`, or `save` for transfers that
     keep an ended request's blocks."""
     probes_off: set[str] = field(default_factory=set)
@@ -197,9 +198,7 @@ class Engine:
     def _enter_lookup(self, event: Lookup) -> None:
         self.step = event.scheduler_step
         if event.request is not None:
-            if (
-                event.request in self.tables
-            ):  # vLLM asks only about a request without blocks: the blocks of a failed load are free
+            if event.request in self.tables:  # vLLM asks only about a request without blocks: a failed load's are free
                 self._leave(event)
             self.lookups.setdefault(event.request, {})[event.connector_id] = event
         if event.chunk_keys:
@@ -231,7 +230,7 @@ class Engine:
         if lookup.is_async:
             self.loads[request] = event
             self.flow.loads(event)
-            self._ends(event, "load").begin(request, event)
+            self.transfer_ends[event.connector_id, "load"].begin(request, event)
             if event.blocks_ids is not None:
                 self._open(event, loaded_into(event))
 
@@ -344,7 +343,7 @@ class Engine:
         if event.free_delayed:
             self.kept[request] = event
             if not (event.handoff or event.lease_s or of_connector(event.connector, event.patience).keep_s):
-                self._ends(event, "save").begin(request, event)
+                self.transfer_ends[event.connector_id, "save"].begin(request, event)
         else:
             self._leave(event)
         self.lookups.pop(request, None)
@@ -474,18 +473,11 @@ class Engine:
         if end is not None and (end.connector_id, "save") in self.transfer_ends:
             self._end(request, end, "save", event)
 
-    def _ends(self, event: Event, direction: str) -> TransferEnds:
-        key = (event.connector_id, direction)
-        ends = self.transfer_ends.get(key)
-        if ends is None:
-            ends = self.transfer_ends[key] = TransferEnds()
-        return ends
-
     def _begin(self, plan: Plan, direction: str) -> None:
         """Enter the start of a numbered transfer."""
         job = plan.connector_id, plan.transfer_id or 0
         self.jobs[job] = plan
-        ends = self._ends(plan, direction)
+        ends = self.transfer_ends[plan.connector_id, direction]
         ends.open.pop(plan.request or "", None)  # the same load that its allocation announced
         ends.begin(job, plan)
         self._open(plan, plan.blocks_ids or ())
@@ -495,7 +487,8 @@ class Engine:
 
     def _end(self, key: Job | str, began: Event, direction: str, event: Event) -> None:
         """Enter the end of a transfer. Its time is measured up to the previous event: this one may be a jump of the clock."""
-        self._ends(began, direction).end(key, event, max(0, self.time.now_ns - self.time.of(began)))
+        took_ns = max(0, self.time.now_ns - self.time.of(began))
+        self.transfer_ends[began.connector_id, direction].end(key, event, took_ns)
 
     def _enter_store(self, event: Store) -> None:
         self.storing.add(event.connector_id)
@@ -531,12 +524,10 @@ class Engine:
 
     def _leave(self, event: Event) -> None:
         """Enter that a request frees its blocks. A child of a MultiConnector may report this again."""
-        self._holds_nothing(event.request or "")
-        self.left.setdefault(event.request or "", event)
-
-    def _holds_nothing(self, request: str) -> None:
+        request = event.request or ""
         self.tables.pop(request, None)
         self.unknown_tables.discard(request)
+        self.left.setdefault(request, event)
 
     def _open(self, event: Event, blocks: Iterable[int]) -> None:
         request = event.request or ""
