@@ -82,6 +82,12 @@ Judgement = Literal[Verdict.OK] | Unknown | Drift | tuple[Drift, ...] | None
 """The judgement of one event; None where the rule does not apply. One event may show several drifts."""
 
 
+def combined(*judgements: Judgement) -> Judgement:
+    """The judgement of several checks of one event: all their drifts, or the first other judgement."""
+    drifts = tuple(each for each in judgements if isinstance(each, Drift))
+    return drifts or next((each for each in judgements if each is not None), None)
+
+
 @dataclass(slots=True)
 class Witness:
     """An event as evidence: enough to find it again, and the numbers that it carried."""
