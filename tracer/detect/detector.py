@@ -301,6 +301,11 @@ class Detector:
 
     # Requests.
 
+    def _open_account(self, key: Key) -> Account:
+        """Make the account of a request that has none."""
+        account = self.accounts[key] = Account(*key)
+        return account
+
     def _drop_surplus(self, surplus: int) -> None:
         leaving = [key for key, _ in zip(self.finished, range(surplus), strict=False)]
         unfinished = (key for key in self.accounts if key not in self.finished)
@@ -317,7 +322,7 @@ class Detector:
         key = (event.engine, event.request or "")
         request = self._requests.get(key)
         if request is None:
-            account = self.accounts[key] = Account(*key)
+            account = self._open_account(key)
             request = self._requests[key] = TrackedRequest(account, event.launch)
             if event.sequence < recorder.order.expected - 1:
                 account.mark_gap(Unknown.LOST)  # the request was forgotten: its other events do not arrive again
@@ -376,7 +381,7 @@ class Detector:
             recorder.waiting.pop(key, None)
         self.finished.pop(key, None)
         self.accounts.pop(key, None)
-        request.account = self.accounts[key] = Account(*key)
+        request.account = self._open_account(key)
         request.checked, request.waits_ns = False, 0
         return request.account
 

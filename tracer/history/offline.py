@@ -71,7 +71,7 @@ class _Detector(Detector):
         self._forgotten = forgotten
 
     def _open_account(self, key: Key) -> Account:
-        if key not in self.accounts and hash(key) in self._forgotten:
+        if hash(key) in self._forgotten:
             raise TooLate
         return super()._open_account(key)
 

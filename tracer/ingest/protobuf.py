@@ -65,7 +65,7 @@ _LONGEST_NUMBER = 10
 """Maximum size of a number in bytes, with its tag. A longer number is negative, or damaged."""
 
 
-class ProtobufDecoder(Decoder[bytes, Any]):
+class ProtobufDecoder(Decoder[bytes]):
     """Decodes requests in binary form. Raises MalformedOtlp for a request that it refuses."""
 
     def __init__(self) -> None:
