@@ -285,7 +285,7 @@ class Causes:
             for block in chain[begin:full]:
                 self._handed_over.pop(block, None)  # it computes them itself
         request.computing = full
-        if (computed + allocated) // size < full if size else False:
+        if size and (computed + allocated) // size < full:
             self._computing[event.request or ""] = self._fact(BlockState.STORING, event, event.request or "")
 
     def _elsewhere(

@@ -19,7 +19,7 @@ class StaleHandoff(PairRule[Read | Received | Xfer]):
         pair = engine.handoffs.given_by(event) if by_giver else engine.handoffs.taken_by(event)
         if pair is None:
             return None
-        late, received = pair.late, [(taker.received, taker.recomputed) for taker in pair.received]
+        late, received = pair.late, [(load, place in pair.recomputed) for place, load in pair.loads.items()]
         if isinstance(event, Received):
             if not engine.handoffs.receives(event):
                 return None

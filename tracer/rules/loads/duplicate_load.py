@@ -44,13 +44,13 @@ class DuplicateHandoff(PairRule[Received]):
         pair = engine.handoffs.taken_by(event)
         if pair is None or not engine.handoffs.receives(event):
             return None
-        before = next(pair.received, None)
-        if before is None:
+        if not pair.loads:
             return OK
-        first, second = engine.handoffs.in_order(before.received, event)
+        place, load = next(iter(pair.loads.items()))
+        first, second = engine.handoffs.in_order(load, event)
         numbers = {
             "where": "received twice",
-            "key": before.event.handoff_keys[0],
+            "key": pair.takers[place].handoff_keys[0],
             "other": first.request,
             "taker": first.engine,
         }
