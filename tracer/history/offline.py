@@ -112,7 +112,7 @@ class OfflineDetector:
     @property
     def handoffs(self) -> list[tuple[tuple[str, str], Flow]]:
         """Hand-offs by the engine that gives and the engine that takes (`NOBODY` if no request takes it)."""
-        return [(pair, flow) for pair, flow in self.detector.handoffs.flows.known() if flow.handoffs]
+        return [(pair, flow) for pair, flow in self.detector.handoffs.flows.items() if flow.handoffs]
 
     @property
     def silent(self) -> list[str]:

@@ -362,7 +362,7 @@ class HandOffs:
             self._sum_up(pair, event)
             self._sum_up_end(pair, pair.counted.get(_place(event)))
             if pair.counted_as is not None and pair.given is not None and event.engine not in before:
-                self.flows.of(pair.given.engine, event.engine).outcomes[pair.counted_as] += 1
+                self.flows[pair.given.engine, event.engine].outcomes[pair.counted_as] += 1
                 if not before:
                     self._count_unclaimed(pair, -1)
 
@@ -558,7 +558,7 @@ class HandOffs:
     def _sum_up_end(self, pair: Pair, ended: HandedOver | None) -> None:
         """Count this end of a taking request, as soon as the giving engine is known."""
         if ended is not None and (giver := pair.giver) is not None:
-            flow = self.flows.of(giver, ended.event.engine)
+            flow = self.flows[giver, ended.event.engine]
             flow.outcomes[ended.outcome] += 1
             flow.waited_ns += ended.lasted_ns if ended.outcome is Outcome.LOADED else 0
 
@@ -575,7 +575,7 @@ class HandOffs:
         if not pair.readers:
             self._count_unclaimed(pair, 1)
         for engine in pair.reading_engines:
-            self.flows.of(given.engine, engine).outcomes[outcome] += 1
+            self.flows[given.engine, engine].outcomes[outcome] += 1
         undecided = self._undecided.setdefault(released.recorder, {}) if self.on_end is not None else {}
         if outcome is Outcome.FREED and len(undecided) < MAX_WATCHED:
             undecided[pair] = 0
@@ -589,7 +589,7 @@ class HandOffs:
             return
         pair.counted_as = outcome
         for engine in pair.reading_engines or (NOBODY,):
-            outcomes = self.flows.of(given.engine, engine).outcomes
+            outcomes = self.flows[given.engine, engine].outcomes
             outcomes[before] -= 1
             outcomes[outcome] += 1
         if any(pair in undecided for undecided in self._undecided.values()):
@@ -608,7 +608,7 @@ class HandOffs:
     def _count_unclaimed(self, pair: Pair, more: int) -> None:
         """Count a hand-off that ended without a known taking request, or correct this when one becomes known."""
         assert pair.given is not None
-        flow = self.flows.of(pair.given.engine, NOBODY)
+        flow = self.flows[pair.given.engine, NOBODY]
         flow.handoffs += more
         flow.tokens += more * (pair.given.handoff_tokens or 0)
         flow.outcomes[pair.counted_as or _outcome(pair)] += more
@@ -617,7 +617,7 @@ class HandOffs:
         """Count a request that takes or declines, as soon as the giving engine is known."""
         if (giver := pair.giver) is None:
             return
-        flow = self.flows.of(giver, reader.engine)
+        flow = self.flows[giver, reader.engine]
         if not reader.declines:
             flow.handoffs += 1
             flow.tokens += reader.handoff_tokens or reader.prompt or 0
