@@ -141,7 +141,7 @@ class Lines:
         return self._without_year(header["short"])
 
     def _without_year(self, text: str) -> int | None:
-        """A time with a guessed year, since vLLM prints none: nearest to the line before, or else not after the file's time."""
+        """A time with a guessed year: nearest to the line before, or else not after the file's time. vLLM prints no year."""
         near = self._now()
         year = datetime.fromtimestamp(near / 1e9, UTC).year
         times = [s * 10**9 for y in (year - 1, year, year + 1) if (s := _seconds(f"{y:04}-{text}")) is not None]
