@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from string import Formatter
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
@@ -57,7 +56,7 @@ class Rule(ABC):
         if cls.__module__ != __name__ and not hasattr(cls, "id"):
             cls.id = pages.rule_id(cls.__module__.rpartition(".")[2])
 
-    @cached_property
+    @property
     def page(self) -> Page:
         """The rule's page."""
         return pages.page(self.id)
