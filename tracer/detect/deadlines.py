@@ -97,7 +97,7 @@ class Deadlines:
         return late
 
     def _waits(self, account: Account, engine: Engine) -> list[Wait]:
-        """What a request waits for, from events after which none is missing."""
+        """The waits of a request, as far as they follow from events after the last missing one."""
         if account.status == "abandoned":
             return []
         waits, known_from = [], account.evidence.known_from

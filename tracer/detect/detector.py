@@ -50,7 +50,7 @@ def _never() -> bool:
 class Detector:
     """Judges a stream of events. Pure: no clock, no I/O, not thread-safe.
 
-    It holds at most `max_requests` accounts. Beyond that, the longest finished is dropped first, then the longest untouched:
+    It holds at most `max_requests` accounts. Beyond that, the account that finished first is dropped, or else the oldest one:
     later events of a dropped request begin a new account, which is incomplete.
 
     Attributes:

@@ -50,7 +50,7 @@ class TrackedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What a request waits for, and the deadline rule that says so, with its tally."""
+    """A wait of a request, and the tally of the deadline rule that found it."""
 
     tally: Tally
     pending: Pending
@@ -66,7 +66,7 @@ class TrackedRecorder:
         order: its events.
         waiting: requests that may be waiting, the longest first.
         closed_at_ns: arrival of its last heartbeat, if it has ended.
-        asked_later: what requests waited for when one of their events arrived early.
+        asked_later: early events, each with a wait of its request at that time.
     """
 
     engine: Engine

@@ -379,7 +379,7 @@ class Engine:
         if event.failed and alloc is not None and alloc.blocks_ids is not None and event.request in self.met:
             into = loaded_into(alloc)
             if not any(block in self.invalid and self.invalid[block].sequence > alloc.sequence for block in into):
-                self._fails(event, into)  # no load error has said which of them
+                self._fails(event, into)  # no load error named the failed ones
         self.flow.received(event)
         self._settle(event.request or "")
         if alloc is not None:
@@ -495,7 +495,7 @@ class Engine:
 
     def _stored(self, event: StorePlan) -> None:
         if not event.count:
-            return  # the connector says that it had no room
+            return  # the connector reported a full store
         keys = self.keys(event.connector_id)
         if event.chunk_keys is None:
             keys.unnamed = True

@@ -41,7 +41,7 @@ class StaleHandoff(PairRule[Read | Received | Xfer]):
         is_read = isinstance(late, Read)
         several = bool(pair.reports) and len(pair.takers) > 1
         if before is pair.released and ((is_read and pair.expired is None) or several):
-            return Unknown.ORDER  # the late report is another's, or has come twice
+            return Unknown.ORDER  # the late report may be another reader's, or a duplicate
         numbers = {
             "where": "taken",
             "giver": late.engine,

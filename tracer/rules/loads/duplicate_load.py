@@ -16,7 +16,7 @@ class DuplicateLoad(RequestRule[Lookup]):
         if not loads or answer is None:
             return None
         preempted = loads[0].alloc.epoch < event.epoch
-        if preempted:  # what another connector holds may be loaded
+        if preempted:  # KV of another connector's store may be loaded
             loads = tuple(load for load in loads if load.alloc.connector_id == event.connector_id)
             if not loads or not event.has(Capability.RECEIVES_ONCE):
                 return None
