@@ -43,7 +43,7 @@ from kvtrail.tracer.events.events import (
 )
 from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.semconv import CUT_OFF, LOST_CONTACT, Kind
-from kvtrail.tracer.ledger.block_table import BlockTable, names_all_blocks
+from kvtrail.tracer.ledger.block_table import BlockTable
 from kvtrail.tracer.ledger.facts import (
     Admitted,
     Began,
@@ -498,7 +498,7 @@ class Account(Struct, eq=False):
         self.allocated = event.allocated
         self.total = event.total or self.total
         if event.blocks_ids is not None:
-            evidence.blocks = BlockTable(event) if names_all_blocks(event) else None
+            evidence.blocks = BlockTable(event)
         if event.allocated and event.error is None:
             self._count_load(event)
         # A second, empty allocation follows an asynchronous load, and does not count.

@@ -49,7 +49,7 @@ from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import SCHEDULER
-from kvtrail.tracer.ledger.block_table import BlockTable, loaded_into, names_all_blocks
+from kvtrail.tracer.ledger.block_table import BlockTable, loaded_into
 from kvtrail.tracer.ledger.chunk_keys import ChunkKeys
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.ledger.recorder_clocks import DeadlineClocks, RecordedTime
@@ -214,17 +214,13 @@ class Engine:
                 self._contest(event, event.blocks_ids)
             if self.invalid:
                 self._renew(request, self._given_afresh(event, lookup))
-            if names_all_blocks(event):
-                before = self.tables.get(request)
-                table = self.tables[request] = BlockTable(event)
-                self.unknown_tables.discard(request)
-                self.left.pop(request, None)
-                if lookup is not None:
-                    self._give(event, set(table.new_from(lookup.computed)).difference(before or ()))
-                self.handoffs.enter_given_out(event, table.new_from(0 if lookup is None else lookup.computed))
-            else:
-                self.tables.pop(request, None)
-                self.handoffs.mark_gap(event.recorder)
+            before = self.tables.get(request)
+            table = self.tables[request] = BlockTable(event)
+            self.unknown_tables.discard(request)
+            self.left.pop(request, None)
+            if lookup is not None:
+                self._give(event, set(table.new_from(lookup.computed)).difference(before or ()))
+            self.handoffs.enter_given_out(event, table.new_from(0 if lookup is None else lookup.computed))
         if not event.allocated or event.error is not None or lookup is None:
             return
         if lookup.is_async:
