@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from kvtrail.tracer.causes.causes import KINDS_OF_ANY_ROLE, Causes
 from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.detect.deadlines import MAY_WAIT, Deadlines
-from kvtrail.tracer.detect.judgements import Judgements
+from kvtrail.tracer.detect.judgements import Judgements, by_field
 from kvtrail.tracer.detect.pairs import Pairs, RemoteHandoff
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
 from kvtrail.tracer.events import semconv
@@ -111,8 +111,8 @@ class Detector:
         self._fleet = Fleet()
         given = all_rules() if rules is None else rules
         self._rules = RuleSet(given)
-        self._incomplete_request_rules, self._request_rules = self._rules.for_requests
-        self._blind_engine_rules, self._engine_rules = self._rules.for_engines
+        self._incomplete_request_rules, self._request_rules = map(by_field, self._rules.for_requests)
+        self._blind_engine_rules, self._engine_rules = map(by_field, self._rules.for_engines)
         states = [(rule, rule.State) for rule in given if rule.State is not None]
         self._of_requests = followers(state for rule, state in states if isinstance(rule, RequestRule))
         self._of_engines = followers(state for rule, state in states if isinstance(rule, EngineRule))

@@ -7,15 +7,27 @@ from dataclasses import dataclass, field
 
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.model.findings import OK, WORST_FIRST, Drift, Finding, Judgement, Unknown
-from kvtrail.tracer.rules.rule_set import Judge, Tally
+from kvtrail.tracer.rules.rule_set import Judge, Judges, Tally
 
 MAX_FINDINGS = 200
 """Maximum number of findings of one request: a rule may be broken in each of its epochs."""
 ELSEWHERE = "elsewhere/"
 """Prefix of the names of recorders that report to another sidecar, which makes the findings about their requests."""
+JudgesByField = Sequence[tuple[str, Sequence[tuple[Tally, Judge]]]]
+"""The judges of one kind of event, by the field that the event must have (`Rule.only_with`)."""
+
+
+def by_field(judges: Judges) -> dict[Kind, JudgesByField]:
+    """Group the judges of each kind of event by the field that an event must have a value in."""
+    grouped: dict[Kind, dict[str, list[tuple[Tally, Judge]]]] = {}
+    for kind, those in judges.items():
+        for tally, judge in those:
+            grouped.setdefault(kind, {}).setdefault(tally.rule.only_with, []).append((tally, judge))
+    return {kind: list(each.items()) for kind, each in grouped.items()}
 
 
 @dataclass(slots=True)
@@ -36,22 +48,25 @@ class Judgements:
         touched, self._touched = self._touched, {}
         return list(touched.values())
 
-    def ask(self, judges: Sequence[tuple[Tally, Judge]], event: Event, known: Account | Engine) -> Judgement:
+    def ask(self, judges: JudgesByField, event: Event, known: Account | Engine) -> Judgement:
         """Ask rules about an event, with the state before it. Returns `Unknown.RULE` if one of them failed, otherwise `OK` if
         one of them said so, otherwise None."""
         said: Judgement = None
         has_failed = False
-        for tally, judge in judges:
-            try:
-                judgement = judge(event, known)
-                if judgement is OK:
-                    tally.ok += 1
-                    said = OK
-                elif judgement is not None:
-                    self.record(tally, judgement)
-            except Exception as error:
-                self.failed(tally, error)
-                has_failed = True
+        for needed, those in judges:
+            if needed and getattr(event, needed) is None:
+                continue
+            for tally, judge in those:
+                try:
+                    judgement = judge(event, known)
+                    if judgement is OK:
+                        tally.ok += 1
+                        said = OK
+                    elif judgement is not None:
+                        self.record(tally, judgement)
+                except Exception as error:
+                    self.failed(tally, error)
+                    has_failed = True
         return Unknown.RULE if has_failed else said
 
     def known(self, fresh: Finding) -> Finding | None:

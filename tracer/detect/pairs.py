@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from kvtrail.tracer.detect.judgements import ELSEWHERE, Judgements
+from kvtrail.tracer.detect.judgements import ELSEWHERE, Judgements, by_field
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd
 from kvtrail.tracer.events.semconv import Kind
@@ -68,7 +68,7 @@ class Pairs:
         and `came_before` are the detector's."""
         self.handoffs = handoffs
         self.kinds: frozenset[Kind] = KINDS.union(*judges)
-        self._judges = judges
+        self._judges = tuple(map(by_field, judges))
         self._judgements, self._listener = judgements, listener
         self._came_before = came_before
         self._heard: BoundedDict[Number, None] = BoundedDict(MAX_HEARD)

@@ -43,6 +43,8 @@ class Rule(ABC):
     """Whether it reports nothing about a request with a finding of another rule, which explains the fault better."""
     kinds: ClassVar[frozenset[Kind]] = frozenset()
     """The kinds of the events that it judges; derived from its type parameter."""
+    only_with: ClassVar[str] = ""
+    """A field of its events. The rule is not asked about events in which this field is None."""
     State: ClassVar[type[Any] | None] = None
     """The class of the rule's own state, which is updated by events: see `ledger/rule_states.py`."""
     shares_state: ClassVar[bool] = False

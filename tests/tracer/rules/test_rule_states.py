@@ -92,3 +92,18 @@ def test_each_method_of_a_state_that_follows_events_names_a_kind(rule: Rule) -> 
     assert rule.State is not None
     follow = {name for name in dir(rule.State) if name.startswith("_enter_")}
     assert follow == {name for name in follow if getattr(rule.State, name) in handlers(rule.State).values()} != set()
+
+
+class OnlyWithAnError(RequestRule[Alloc]):
+    id = "only-with-an-error"
+    only_with = "error"
+
+    def judge(self, event: Alloc, account: Account) -> Judgement:
+        ASKED.append([event.error])
+        return None
+
+
+def test_a_rule_that_needs_a_field_is_not_asked_about_events_without_it() -> None:
+    failed = structs.replace(A[-1], error="raised")
+    assert asked(OnlyWithAnError(), *A) == []
+    assert asked(OnlyWithAnError(), *A[:-1], failed) == [["raised"]]

@@ -12,6 +12,7 @@ from kvtrail.tracer.rules.rule import EngineRule, RequestRule
 class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
     """Finds a plan that differs from the block table of its request (`table`)."""
 
+    only_with = "blocks_ids"
     needs_history = False
 
     def judge(self, event: LoadPlan | StorePlan, account: Account) -> Judgement:
@@ -54,6 +55,8 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
 
 class ReassignedBlocks(EngineRule[LoadPlan | StorePlan]):
     """Finds a plan that names a block which was given to another request since (`reassigned`)."""
+
+    only_with = "blocks_ids"
 
     def judge(self, event: LoadPlan | StorePlan, engine: Engine) -> Judgement:
         if not event.blocks_ids:

@@ -8,6 +8,8 @@ from kvtrail.tracer.rules.rule import EngineRule
 
 
 class ReadBeforeLoaded(EngineRule[Alloc | StorePlan]):
+    only_with = "blocks_ids"
+
     def judge(self, event: Alloc | StorePlan, engine: Engine) -> Judgement:
         return _judge_hit(event, engine) if type(event) is Alloc else _judge_store(event, engine)
 

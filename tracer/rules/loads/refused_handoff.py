@@ -8,6 +8,8 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class RefusedHandoff(RequestRule[RequestEnd]):
+    only_with = "handoff"
+
     def judge(self, event: RequestEnd, account: Account) -> Judgement:
         if not event.handoff or not event.has(Capability.HANDS_ON) or event.outcome not in FULL_OUTPUT:
             return None  # an aborted request is not handed on

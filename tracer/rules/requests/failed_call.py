@@ -15,6 +15,7 @@ CALLS = {Kind.LOOKUP: "get_num_new_matched_tokens", Kind.ALLOC: "update_state_af
 
 
 class FailedCall(RequestRule[Failure | Lookup | Alloc]):
+    only_with = "error"
     needs_history = False
     yields_to_other_rules = True
 

@@ -9,6 +9,8 @@ from kvtrail.tracer.rules.rule import RequestRule
 
 
 class StateBoundary(RequestRule[StorePlan]):
+    only_with = "blocks_ids"
+
     def judge(self, event: StorePlan, account: Account) -> Judgement:
         table = account.evidence.blocks
         if event.group_starts is None or event.blocks_by_group is None or event.chunk_present or table is None:
