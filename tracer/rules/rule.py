@@ -44,8 +44,8 @@ class Rule(ABC):
     kinds: ClassVar[frozenset[Kind]] = frozenset()
     """The kinds of the events that it judges; derived from its type parameter."""
     only_with: ClassVar[str] = ""
-    """A field of its events. The rule is not asked about events in which this field is None: without block ids, this saves 5 %
-    of the detector's time."""
+    """A field of its events. The rule is not asked about events in which this field is None. Without block ids, this saves
+    5 % of the detector's time."""
     State: ClassVar[type[Any] | None] = None
     """The class of the rule's own state, which is updated by events: see `ledger/rule_states.py`."""
     shares_state: ClassVar[bool] = False
