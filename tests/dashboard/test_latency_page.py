@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from history import START_NS
 
 from kvtrail.dashboard.content import latency, requests
 from kvtrail.dashboard.content.time_range import of_query
 from kvtrail.tracer.model.conditions import TIMES, Condition, parsed
-from kvtrail.tracer.model.grouping import OF_REQUESTS
+from kvtrail.tracer.model.grouping import OfRequests
 from kvtrail.tracer.serve.api.latency import latency_of
 from kvtrail.tracer.store import Selection
 from kvtrail.tracer.store.duration_bins import BOUNDS_NS
@@ -32,7 +32,7 @@ def answer(*cells: tuple[int, int, int], requests: int = 0) -> dict[str, Any]:
 
 def test_every_measure_has_words_and_so_has_every_dimension() -> None:
     assert {*latency.MEASURES} == {*TIMES}
-    assert {*requests.DIMENSIONS} == {*map(str, OF_REQUESTS)}
+    assert {*requests.DIMENSIONS} == {*map(str, get_args(OfRequests))}
 
 
 def test_the_summary_has_the_percentiles_and_those_without() -> None:

@@ -7,12 +7,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
-from kvtrail.tracer.model.grouping import OF_REQUESTS
+from kvtrail.tracer.model.grouping import OfRequests
 from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.store import Sort
 from kvtrail.tracer.store.reader import Reader
@@ -69,7 +69,7 @@ def questions() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "/api/lanes", {"from_ns": BEGIN_NS, "to_ns": NOW_NS, "limit": 5}
     yield from (("/api/latency", {"of": of, **LAST_HOUR}) for of in ("duration", "first_token", "queued"))
     yield from (("/api/latency/measures", WHOLE), ("/api/latency/measures", {"where": "evicted >= 1", **WHOLE}))
-    yield from (("/api/latency/groups", {"by": by.value, **WHOLE}) for by in OF_REQUESTS)
+    yield from (("/api/latency/groups", {"by": by.value, **WHOLE}) for by in get_args(OfRequests))
     yield from (("/api/markers", WHOLE), ("/api/markers", {"engine": "llama-a", **LAST_HOUR}))
     yield from (("/api/findings", {}), ("/api/findings", {"rule": "stale-lookup", "order": "oldest"}))
     yield from (("/api/findings", {"severity": "crash", **LAST_HOUR}), ("/api/findings", {"engine": "mistral-b"}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 from fastapi.testclient import TestClient
@@ -27,7 +27,7 @@ from kvtrail.dashboard.content import (
 from kvtrail.dashboard.content.request import account, compare, pair, phases, replay, waterfall
 from kvtrail.dashboard.content.request import charts as request_charts
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.tracer.model.grouping import OF_REQUESTS
+from kvtrail.tracer.model.grouping import OfRequests
 from pins import plain
 from pins.answers import REQUESTS, condensed, digest
 from pins.day import BEGIN_NS, HOUR_NS, NOW_NS, Day
@@ -181,7 +181,7 @@ def _latency(tracer: Tracer) -> Pages:
 def _requests(tracer: Tracer) -> Pages:
     yield "all", requests.request_rows(tracer.get("requests", limit=200), now_ns=NOW_NS)
     yield "choices", requests.choices(tracer.get("fleet")["engines"])
-    for by in OF_REQUESTS:
+    for by in get_args(OfRequests):
         answer = tracer.get("latency/groups", by=by.value, of="duration", **WHOLE.query)
         yield (
             f"by {by.value}",

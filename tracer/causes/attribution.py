@@ -192,7 +192,7 @@ class Attribution:
         return made
 
     def _tail(self, start: int) -> _Reason:
-        """The tokens after the last full block. Another engine hands them over, too, except the last one."""
+        """The reason for the tokens after the last full block. Another engine hands them over too, except the last one."""
         asked = self._context
         if start < asked.total - 1 and self._is_promised(start) and asked.handed is not None:
             return _explained(Cause.FAILED_LOAD, asked.promised_by, asked.failed)
@@ -311,7 +311,7 @@ class Attribution:
         return pairwise((first, *sorted(end for end in ends if first < end <= self._full)))
 
     def _last_token(self, block: int, fact: BlockChange | None, begin: int) -> _Reason | None:
-        """The final block, if only the rule prevented a hit on it."""
+        """The reason for the final block, if only the rule about the last token prevented a hit on it; otherwise None."""
         asked = self._context
         if begin == asked.total - 1 and asked.sources:  # by rule, a load ends there
             return _Reason(Cause.LAST_TOKEN, asked.sources[-1][0])
@@ -326,7 +326,7 @@ class Attribution:
         return None
 
     def _block(self, block: int, fact: BlockChange | None, start: int, end: int) -> _Reason:
-        """A block, and the following ones with the same facts: the first reason that applies."""
+        """The reason for a block, and for the following ones with the same facts: the first one that applies."""
         vllm, asked = self._vllm, self._context
         was_handed = asked.handed is not None and (self._is_handed(end) or self._is_promised(start))
         is_new = fact is None and block >= asked.pending and not was_handed
@@ -373,7 +373,7 @@ class Attribution:
         return handed is not None and bool(handed.tokens) and min(end, total - 1) <= (handed.tokens or 0)
 
     def _refused_handed(self, start: int) -> _Reason:
-        """Enter handed-over tokens that the connector did not offer or vLLM did not use."""
+        """The reason for handed-over tokens that the connector did not offer, or vLLM did not use."""
         asked = self._context
         taking = next((store for store in self._stores if store.takes), None)
         refusal = "" if taking is None else self._refusal(taking, start)
@@ -411,7 +411,7 @@ class Attribution:
     def _lost(
         self, block: int, fact: BlockChange | None, chunks: Sequence[tuple[Store, BlockChange | None]]
     ) -> _Reason:
-        """Enter blocks that no cache holds, by the cache that lost them last."""
+        """The reason for a block that no cache holds: it names the cache that lost the block last."""
         losses = [] if fact is None else [(self._vllm, fact)]
         parts: list[tuple[CacheModel, BlockChange]] = []
         unstored = ""

@@ -79,7 +79,7 @@ class CacheModel:
         why: why earlier facts are unknown.
         reports_changes: whether each change is reported, instead of a connector's plans and evictions.
         size: its contents then, in blocks or chunks.
-        listed_at: the number of the last change that listed all contents.
+        listed_at: the number of the latest change that listed all contents; 0 if there is none.
         others: the contents of the further KV cache groups.
     """
 
@@ -87,14 +87,11 @@ class CacheModel:
         self.name = name
         self.is_reported = False
         self.reports_changes = False
-        self.size = self.listed_at = 0
-        self.whole_from = 0
+        self.size = self.listed_at = self.whole_from = 0
         self.why = NotRecorded.LATE
         self.others: list[CacheModel] = []
         self._cleared: list[BlockChange] = []
         """The latest `MAX_RESETS` resets."""
-        self._listed = -1
-        """The number of the latest change that listed the whole cache."""
         self._facts: dict[Key, BlockChange] = {}
         """The last fact of each key, the oldest report first."""
         self._past = EvictionHistory()
@@ -125,11 +122,6 @@ class CacheModel:
         self._cleared = [*self._cleared[1 - MAX_RESETS :], fact]
         for other in self.others:
             other.clear(fact)
-
-    def listed(self, keys: Sequence[Key], fact: BlockChange) -> None:
-        """Enter that the cache holds exactly these keys."""
-        self._listed = fact.number
-        self.record(keys, fact)
 
     def mark_gap(self, number: int, why: NotRecorded) -> None:
         """Note that facts before this number may be missing."""
@@ -180,7 +172,7 @@ class CacheModel:
     def _unsure(self) -> BlockChange:
         """The state of a key without a report since events were missed."""
         cleared = self._cleared[-1].number if self._cleared else -1
-        return ABSENT if max(cleared, self._listed) >= self.whole_from else UNSURE
+        return ABSENT if max(cleared, self.listed_at) >= self.whole_from else UNSURE
 
     def _forget(self, count: int) -> None:
         """Move the oldest keys to the eviction history."""

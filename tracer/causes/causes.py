@@ -7,10 +7,9 @@ when its blocks are allocated, using all reports until then.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -43,6 +42,7 @@ from kvtrail.tracer.events.events import (
     TransferEnd,
     Unfamiliar,
 )
+from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.hash_chains import Chains, split_hashes
 from kvtrail.tracer.events.semconv import HASH_BYTES, Kind
 from kvtrail.tracer.ledger.block_table import BlockTable
@@ -285,7 +285,7 @@ class Causes:
             for block in chain[begin:full]:
                 self._handed_over.pop(block, None)  # it computes them itself
         request.computing = full
-        if (computed + allocated) // size < full if size else False:
+        if size and (computed + allocated) // size < full:
             self._computing[event.request or ""] = self._fact(BlockState.STORING, event, event.request or "")
 
     def _elsewhere(
@@ -525,7 +525,7 @@ class Causes:
         fact = self._fact(BlockState.HELD, (events or (first,))[0], group=group)
         cache.is_reported, cache.size, cache.listed_at = True, len(held), fact.number
         if not is_known:
-            cache.listed(held, fact)
+            cache.record(held, fact)
 
     def _change(self, cache: CacheModel, event: PrefixCache, by: str) -> None:
         if not cache.is_reported:  # the complete list arrives later
@@ -631,21 +631,4 @@ _ALLOC = Kind.ALLOC
 _AT_ANY_MOMENT = (Kind.PREFIX_CACHE, Kind.HEARTBEAT)
 KINDS_OF_ANY_ROLE = (Kind.EVICT, Kind.HEARTBEAT, UNFAMILIAR)
 """Kinds of events that not only the scheduler's side reports."""
-_ENTER: dict[str, Callable[[Causes, Any], None]] = {
-    Kind.REQUEST_START: Causes._enter_request_start,
-    Kind.HANDOFF: Causes._enter_handoff,
-    Kind.LOOKUP: Causes._enter_lookup,
-    Kind.ALLOC: Causes._enter_alloc,
-    Kind.SCHEDULE: Causes._enter_schedule,
-    Kind.PREEMPT: Causes._enter_preempt,
-    Kind.REQUEST: Causes._enter_request,
-    Kind.RECEIVED: Causes._enter_received,
-    Kind.LOAD_ERROR: Causes._enter_load_error,
-    Kind.PREFIX_CACHE: Causes._enter_prefix_cache,
-    Kind.STORE_PLAN: Causes._enter_store_plan,
-    Kind.TRANSFER_END: Causes._enter_transfer_end,
-    Kind.EVICT: Causes._enter_evict,
-    Kind.RESET: Causes._enter_reset,
-    Kind.HEARTBEAT: Causes._enter_heartbeat,
-    UNFAMILIAR: Causes._enter_unfamiliar,
-}
+_ENTER = handlers(Causes)

@@ -97,7 +97,7 @@ class Deadlines:
         return late
 
     def _waits(self, account: Account, engine: Engine) -> list[Wait]:
-        """What a request waits for, from events after which none is missing."""
+        """The waits of a request, as far as they follow from events after the last missing one."""
         if account.status == "abandoned":
             return []
         waits, known_from = [], account.evidence.known_from
@@ -107,7 +107,7 @@ class Deadlines:
                 if pending is not None and all(
                     e.sequence >= known_from for e in (pending.since, *pending.drift.witness)
                 ):
-                    waits.append(Wait(tally, rule, pending))
+                    waits.append(Wait(tally, pending))
             except Exception as error:
                 self._judgements.failed(tally, error)
         return waits
@@ -131,7 +131,7 @@ class Deadlines:
         numbers = {"waited_s": round(waited_s, 1), "counted_s": round(counted_s), **pending.drift.numbers}
         drift = replace(pending.drift, numbers=numbers)
         try:
-            fresh = wait.rule.finding(drift)
+            fresh = wait.tally.rule.finding(drift)
             known = self._judgements.known(fresh)
             if known is None:
                 self._judgements.record(wait.tally, drift)

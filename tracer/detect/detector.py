@@ -50,7 +50,7 @@ def _never() -> bool:
 class Detector:
     """Judges a stream of events. Pure: no clock, no I/O, not thread-safe.
 
-    It holds at most `max_requests` accounts. Beyond that, the longest finished is dropped first, then the longest untouched:
+    It holds at most `max_requests` accounts. Beyond that, the account that finished first is dropped, or else the oldest one:
     later events of a dropped request begin a new account, which is incomplete.
 
     Attributes:
@@ -302,9 +302,8 @@ class Detector:
     # Requests.
 
     def _open_account(self, key: Key) -> Account:
-        account = self.accounts.get(key)
-        if account is None:
-            account = self.accounts[key] = Account(*key)
+        """Make the account of a request that has none."""
+        account = self.accounts[key] = Account(*key)
         return account
 
     def _drop_surplus(self, surplus: int) -> None:
@@ -323,11 +322,10 @@ class Detector:
         key = (event.engine, event.request or "")
         request = self._requests.get(key)
         if request is None:
-            request = self._requests[key] = TrackedRequest(self._open_account(key), event.launch)
-            if (
-                event.sequence < recorder.order.expected - 1
-            ):  # of a forgotten request: its other events do not arrive again
-                request.account.mark_gap(Unknown.LOST)
+            account = self._open_account(key)
+            request = self._requests[key] = TrackedRequest(account, event.launch)
+            if event.sequence < recorder.order.expected - 1:
+                account.mark_gap(Unknown.LOST)  # the request was forgotten: its other events do not arrive again
         elif request.is_past(event):
             return
         elif request.is_over_by(event):

@@ -76,8 +76,8 @@ class Judgements:
             return next((finding for finding in reversed(held.values()) if finding.rule == fresh.rule), None)
         return held.get(fresh.id)
 
-    def record(self, tally: Tally, judgement: Judgement) -> None:
-        """Count a judgement; a drift becomes a finding, or is counted in the finding that it repeats."""
+    def record(self, tally: Tally, judgement: Unknown | Drift | tuple[Drift, ...]) -> None:
+        """Count a judgement other than `OK`; a drift becomes a finding, or is counted in the finding that it repeats."""
         if isinstance(judgement, Unknown):
             tally.unknown[judgement] += 1
         elif isinstance(judgement, Drift):
@@ -108,10 +108,8 @@ class Judgements:
                 finding = known
             tally.drift += 1
             self._touched[finding.id] = finding
-        elif judgement is OK:
-            tally.ok += 1
         else:
-            for each in judgement or ():
+            for each in judgement:
                 self.record(tally, each)
 
     def update(self, tally: Tally, known: Finding, fresh: Finding) -> None:

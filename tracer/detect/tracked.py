@@ -9,7 +9,7 @@ from kvtrail.tracer.events.events import Event, RequestStart
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.engine_state import Engine
 from kvtrail.tracer.ledger.ordering import Stream
-from kvtrail.tracer.rules.rule import DeadlineRule, Pending
+from kvtrail.tracer.rules.rule import Pending
 from kvtrail.tracer.rules.rule_set import Tally
 
 Key = tuple[str, str]
@@ -50,10 +50,9 @@ class TrackedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What a request waits for, and the deadline rule that says so."""
+    """A wait of a request, and the tally of the deadline rule that found it."""
 
     tally: Tally
-    rule: DeadlineRule
     pending: Pending
 
 
@@ -67,7 +66,7 @@ class TrackedRecorder:
         order: its events.
         waiting: requests that may be waiting, the longest first.
         closed_at_ns: arrival of its last heartbeat, if it has ended.
-        asked_later: what requests waited for when one of their events arrived early.
+        asked_later: early events, each with a wait of its request at that time.
     """
 
     engine: Engine

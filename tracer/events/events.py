@@ -20,11 +20,12 @@ from inspect import get_annotations
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Union, final, get_args, get_origin
 
+from msgspec import Meta, Struct
+
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.capabilities import Capability, of_connector
 from kvtrail.tracer.events.semconv import Attribute, Kind
 from kvtrail.tracer.events.spans import LATEST_NS
-from kvtrail.tracer.events.structs import Meta, Struct
 
 MOST = 2**50
 """A larger count is treated as damage, so that sums of counts fit into 64 bits."""
@@ -70,88 +71,97 @@ Total = Annotated[
     Tokens,
     _on_wire(
         "kvtrail.tokens.total",
-        "Tokens of the request at this moment: prompt and, after a preemption, its output so far.",
+        "Number of tokens of the request at this time: the prompt, and after a preemption also its output so far.",
     ),
 ]
 Computed = Annotated[
     Tokens,
     _on_wire(
         "kvtrail.tokens.computed",
-        "Tokens that vLLM holds as computed: the argument of the lookup, or where a step begins.",
+        "Number of tokens that vLLM has computed: the argument of the lookup, or the position at which a step begins.",
     ),
 ]
 Matched = Annotated[
     Tokens,
     _on_wire(
         "kvtrail.tokens.matched",
-        "Length of the prefix that the connector's store holds; absent where the connector hides it.",
+        "Length in tokens of the prefix that the connector's store holds; absent if the connector hides it.",
     ),
 ]
-Scheduled = Annotated[Tokens, _on_wire("kvtrail.tokens.scheduled", "Tokens that the scheduler runs in this step.")]
-Drafted = Annotated[Tokens, _on_wire("kvtrail.tokens.drafted", "Speculative tokens among the scheduled ones.")]
+Scheduled = Annotated[
+    Tokens, _on_wire("kvtrail.tokens.scheduled", "Number of tokens that the scheduler runs in this step.")
+]
+Drafted = Annotated[
+    Tokens, _on_wire("kvtrail.tokens.drafted", "Number of speculative tokens among the scheduled ones.")
+]
 TransferStart = Annotated[Tokens, _on_wire("kvtrail.tokens.start", "First token position of a transfer.")]
-TransferTokens = Annotated[Tokens, _on_wire("kvtrail.tokens.count", "Tokens of a transfer.")]
+TransferTokens = Annotated[Tokens, _on_wire("kvtrail.tokens.count", "Number of tokens in a transfer.")]
 Step = Annotated[
     Count,
     _on_wire(
-        "kvtrail.scheduler.step", "Scheduling steps that had begun before: the moment, as the scheduler counts time."
+        "kvtrail.scheduler.step", "Number of scheduling steps that had begun before the event: the scheduler's time."
     ),
 ]
 Hashes = Annotated[
     bytes,
     _on_wire(
         "kvtrail.block.hashes",
-        "The last 8 bytes of vLLM's hash of each full block, in the order of their tokens. Each is reported once and"
-        " then referred to.",
+        "The last 8 bytes of vLLM's hash of each full block, in the order of the tokens. Each hash is reported once; later"
+        " events refer to it.",
     ),
 ]
 FirstBlock = Annotated[
-    Count, _on_wire("kvtrail.block.first", "Number of the block that the first hash is of; absent where it is 0.")
+    Count, _on_wire("kvtrail.block.first", "Index of the block with the first hash; absent if it is 0.")
 ]
-BlocksCount = Annotated[Count, _on_wire("kvtrail.blocks.count", "KV blocks concerned.")]
+BlocksCount = Annotated[Count, _on_wire("kvtrail.blocks.count", "Number of KV blocks.")]
 BlockIds = Annotated[
     Ids,
     _on_wire(
         "kvtrail.blocks.ids",
-        "KV block ids, in the order of their tokens; of several KV cache groups those of the first one, then those of the"
-        " next. 0 is vLLM's null block: a place without KV.",
+        "KV block ids, in the order of their tokens. With several KV cache groups: the ids of the first group, then those of"
+        " the next. 0 is vLLM's null block: a position without KV.",
     ),
 ]
 BlocksByGroup = Annotated[
     Ids,
     _on_wire(
-        "kvtrail.blocks.by_group", "How many of the block ids each KV cache group has; absent where there is one group."
+        "kvtrail.blocks.by_group", "Number of block ids in each KV cache group; absent if there is only one group."
     ),
 ]
 ChunkKeys = Annotated[
-    Keys, _on_wire("kvtrail.chunk.keys", "Keys of chunks, shortened hex, in the order of their tokens.")
+    Keys,
+    _on_wire("kvtrail.chunk.keys", "Keys of chunks in the order of their tokens, as shortened hexadecimal digits."),
 ]
 PushedBy = Annotated[
     Id,
     _on_wire(
         "kvtrail.chunk.pushed_by",
-        "The request that took the chunk's place with a store, or stored the chunk; absent where that is not known.",
+        "The request whose store took the chunk's place, or that stored the chunk; absent if it is unknown.",
         "pushed_by",
     ),
 ]
-TransferId = Annotated[Count, _on_wire("kvtrail.transfer.id", "The connector's number of an asynchronous transfer.")]
+TransferId = Annotated[Count, _on_wire("kvtrail.transfer.id", "The connector's number for an asynchronous transfer.")]
 Tier = Annotated[Name, _on_wire("kvtrail.pool.tier", "The pool's name: gpu, cpu, disk, ...")]
-TransferBytes = Annotated[Bytes, _on_wire("kvtrail.bytes", "Bytes copied or freed.")]
-ChunkKey = Annotated[str, _on_wire("kvtrail.chunk.key", "Key of a chunk in the connector's store, shortened hex.")]
-Outcome = Annotated[str, _on_wire("kvtrail.outcome", "How the request ended: vLLM's finish status, in lower case.")]
+TransferBytes = Annotated[Bytes, _on_wire("kvtrail.bytes", "Number of bytes copied or freed.")]
+ChunkKey = Annotated[
+    str, _on_wire("kvtrail.chunk.key", "Key of a chunk in the connector's store, as shortened hexadecimal digits.")
+]
+Outcome = Annotated[str, _on_wire("kvtrail.outcome", "How the request ended: vLLM's finish status in lower case.")]
 Failed = Annotated[bool, _on_wire("kvtrail.failed", "The transfer failed.")]
-Prompt = Annotated[Tokens, _on_wire("gen_ai.usage.input_tokens", "Tokens of the request's prompt.", "prompt")]
+Prompt = Annotated[Tokens, _on_wire("gen_ai.usage.input_tokens", "Number of tokens in the request's prompt.", "prompt")]
 Group = Annotated[
-    Count, _on_wire("kvtrail.group", "Number of a KV cache group, where there are several and one alone is concerned.")
+    Count,
+    _on_wire("kvtrail.group", "Index of the KV cache group, if there are several and the event concerns one of them."),
 ]
 LeaseSeconds = Annotated[
-    Seconds, _on_wire("kvtrail.lease.s", "Seconds for which the connector keeps the blocks at most, from here on.")
+    Seconds,
+    _on_wire(
+        "kvtrail.lease.s", "Maximum time in seconds for which the connector keeps the blocks, from this event on."
+    ),
 ]
 Peer = Annotated[
     Name,
-    _on_wire(
-        "kvtrail.peer", "The other engine by its connector's id, or its worker's name, as far as it is known here."
-    ),
+    _on_wire("kvtrail.peer", "The other engine: its connector's id, or its worker's name, if known."),
 ]
 PeerRank = Annotated[Count, _on_wire("kvtrail.peer.rank", "The rank of the other engine's worker.")]
 PeerRequest = Annotated[Id, _on_wire("kvtrail.peer.request", "The other engine's id of the request.")]
@@ -159,16 +169,16 @@ NotificationsExpected = Annotated[
     Count,
     _on_wire(
         "kvtrail.notifications.expected",
-        "How many notifications there will be of the same, as the sender says: one of each rank that reads or writes.",
+        "Number of equal notifications to expect, according to the sender: one from each rank that reads or writes.",
     ),
 ]
-Reason = Annotated[str, _on_wire("kvtrail.reason", "Why it failed, in the connector's words.")]
+Reason = Annotated[str, _on_wire("kvtrail.reason", "The reason of the failure, as the connector reports it.")]
 Identity = Annotated[
     str,
     _on_wire(
         "kvtrail.request.identity",
-        "What the KV depends on besides the tokens: a digest of the adapter's name and the cache salt; `plain`"
-        " without either.",
+        "A digest of the adapter's name and the cache salt, on which the KV depends besides the tokens; `plain` if the"
+        " request has neither.",
         "identity",
     ),
 ]
@@ -242,11 +252,11 @@ class RequestStart(Event, kw_only=True, gc=False):
     kind = Kind.REQUEST_START
     total: Total | None = None
     limit: Annotated[
-        Tokens | None, _on_wire("kvtrail.tokens.limit", "Tokens that the request may generate at most.")
+        Tokens | None, _on_wire("kvtrail.tokens.limit", "Maximum number of tokens that the request may generate.")
     ] = None
     scheduler_step: Step | None = None
     request_priority: Annotated[
-        AnyCount | None, _on_wire("kvtrail.request.priority", "The request's priority; absent where it has none.")
+        AnyCount | None, _on_wire("kvtrail.request.priority", "The request's priority; absent if it has none.")
     ] = None
     block_hashes: Hashes | None = None
     """The hashes that were not reported before; `chains` has the whole chain."""
@@ -254,7 +264,7 @@ class RequestStart(Event, kw_only=True, gc=False):
     block_after: Annotated[
         bytes | None,
         _on_wire(
-            "kvtrail.block.after", "The hash of the block before that one; other requests have reported its chain."
+            "kvtrail.block.after", "The hash of the block before the first one; other requests have reported its chain."
         ),
     ] = None
     identity: Identity | None = None
@@ -262,15 +272,15 @@ class RequestStart(Event, kw_only=True, gc=False):
         Count | None,
         _on_wire(
             "kvtrail.block.seen",
-            "How many of the prompt's first blocks may have been in an earlier request of this launch; all that follow"
-            " them were in none. Absent where the recorder cannot say.",
+            "Number of blocks at the beginning of the prompt that an earlier request of this launch may have had; no earlier"
+            " request had the blocks after them. Absent if the recorder does not know.",
         ),
     ] = None
     adapter_version: Annotated[
         str | None,
         _on_wire(
             "kvtrail.adapter.version",
-            "A digest of parts of the weights of the request's adapter, or of its path without them.",
+            "A digest of parts of the weights of the request's adapter; without weights, of its path.",
         ),
     ] = None
 
@@ -282,7 +292,7 @@ class RequestEnd(Event, kw_only=True, gc=False):
     kind = Kind.REQUEST
     total: Total | None = None
     output: Annotated[
-        Tokens | None, _on_wire("kvtrail.tokens.output", "Tokens generated when the request finished.")
+        Tokens | None, _on_wire("kvtrail.tokens.output", "Number of generated tokens when the request finished.")
     ] = None
     computed: Computed | None = None
     outcome: Outcome | None = None
@@ -297,9 +307,7 @@ class RequestEnd(Event, kw_only=True, gc=False):
     block_first: FirstBlock | None = None
     handoff: Annotated[
         bool | None,
-        _on_wire(
-            "kvtrail.handoff", "The caller asked for the request to be handed on to another engine: `do_remote_decode`."
-        ),
+        _on_wire("kvtrail.handoff", "The caller asked for a hand-off to another engine: `do_remote_decode`."),
     ] = None
     lease_s: LeaseSeconds | None = None
     prompt: Prompt | None = None
@@ -307,7 +315,7 @@ class RequestEnd(Event, kw_only=True, gc=False):
         Tokens | None,
         _on_wire(
             "gen_ai.usage.cache_read.input_tokens",
-            "Tokens of the prompt that were not computed at its first admission: vLLM's own prefix cache and the"
+            "Number of prompt tokens that were not computed at the first admission, because vLLM's own prefix cache or the"
             " connector had them.",
             "cache_read",
         ),
@@ -337,18 +345,18 @@ class Lookup(Event, kw_only=True, gc=False):
         AnyTokens | None,
         _on_wire(
             "kvtrail.tokens.returned",
-            "The lookup's answer to the scheduler: tokens beyond the computed ones; absent for 'ask me later'.",
+            "The answer to the scheduler: the number of tokens beyond the computed ones; absent for 'ask me later'.",
         ),
     ] = None
     is_async: Annotated[bool, _on_wire("kvtrail.async", "The load runs between scheduler steps.")] = False
     cached: Annotated[
-        bool | None, _on_wire("kvtrail.cached", "The answer came from the connector's memory of an earlier lookup.")
+        bool | None, _on_wire("kvtrail.cached", "Whether the answer was cached from an earlier lookup.")
     ] = None
     refused: Annotated[
         AnyTokens | None,
         _on_wire(
             "kvtrail.tokens.refused",
-            "The connector's own answer, where the guard replaced it by `kvtrail.tokens.returned`.",
+            "The connector's own answer, if the guard replaced it by `kvtrail.tokens.returned`.",
         ),
     ] = None
     chunk_keys: ChunkKeys | None = None
@@ -370,7 +378,8 @@ class Alloc(Event, kw_only=True, gc=False):
     kind = Kind.ALLOC
     total: Total | None = None
     allocated: Annotated[
-        AnyTokens, _on_wire("kvtrail.tokens.allocated", "External tokens for which the scheduler allocated blocks.")
+        AnyTokens,
+        _on_wire("kvtrail.tokens.allocated", "Number of external tokens for which the scheduler allocated blocks."),
     ]
     blocks_count: BlocksCount | None = None
     blocks_ids: BlockIds | None = None
@@ -382,7 +391,7 @@ class Alloc(Event, kw_only=True, gc=False):
         Keys | None,
         _on_wire(
             "kvtrail.hit.sources",
-            "Where the external tokens come from, as vLLM will count them: `host:256`, `disk:64`, ...",
+            "The sources of the external tokens, as vLLM will count them: `host:256`, `disk:64`, ...",
         ),
     ] = None
     scheduler_step: Step | None = None
@@ -403,11 +412,13 @@ class Schedule(Event, kw_only=True, gc=False):
     blocks_by_group: BlocksByGroup | None = None
     blocks_whole: Annotated[
         bool,
-        _on_wire("kvtrail.blocks.whole", "The blocks are all of the request's table, not only what the step adds."),
+        _on_wire(
+            "kvtrail.blocks.whole", "The blocks are the request's whole table, not only those that the step adds."
+        ),
     ] = False
     scheduler_step: Step | None = None
     scheduler_tokens: Annotated[
-        Tokens | None, _on_wire("kvtrail.scheduler.tokens", "Tokens that the step runs in all, of all requests.")
+        Tokens | None, _on_wire("kvtrail.scheduler.tokens", "Number of tokens that the step runs, of all requests.")
     ] = None
     """Tokens of all requests in this step."""
 
@@ -419,7 +430,9 @@ class Preempt(Event, kw_only=True, gc=False):
     kind = Kind.PREEMPT
     blocks_free: Annotated[
         Count | None,
-        _on_wire("kvtrail.blocks.free", "Free KV blocks after the preemptions of a step, before the step used any."),
+        _on_wire(
+            "kvtrail.blocks.free", "Number of free KV blocks after the preemptions of a step, before the step used any."
+        ),
     ] = None
     scheduler_step: Step | None = None
     computed: Computed | None = None
@@ -433,9 +446,7 @@ class Transfer(Event, kw_only=True, gc=False):
     bytes: TransferBytes | None = None
     expected: Annotated[
         Tokens | None,
-        _on_wire(
-            "kvtrail.tokens.expected", "Tokens that the transfer was meant to move; absent where it is not known."
-        ),
+        _on_wire("kvtrail.tokens.expected", "Number of tokens that the transfer should have moved; absent if unknown."),
     ] = None
     blocks_ids: BlockIds | None = None
 
@@ -485,8 +496,8 @@ class Plan(Event, kw_only=True, gc=False):
         tuple[Tokens, ...] | None,
         _on_wire(
             "kvtrail.tokens.starts",
-            "First token position of each KV cache group's blocks in a plan; absent where there is one group, or the"
-            " connector does not say.",
+            "First token position of each KV cache group's blocks in a plan; absent if there is only one group, or the"
+            " connector does not report it.",
             "group_starts",
         ),
     ] = None
@@ -517,7 +528,7 @@ class StorePlan(Plan, kw_only=True, gc=False):
 
     kind = Kind.STORE_PLAN
     chunk_present: Annotated[
-        bool | None, _on_wire("kvtrail.chunk.present", "The store held the chunk already; nothing is copied.")
+        bool | None, _on_wire("kvtrail.chunk.present", "The store already held the chunk, so nothing is copied.")
     ] = None
 
 
@@ -567,7 +578,7 @@ class RankLookup(Event, kw_only=True, gc=False):
     boundaries: Annotated[
         tuple[Tokens, ...] | None,
         _on_wire(
-            "kvtrail.tokens.boundaries", "Lengths of the request's prefixes for which an object is held, in tokens."
+            "kvtrail.tokens.boundaries", "Lengths in tokens of the request's prefixes for which an object is held."
         ),
     ] = None
 
@@ -589,10 +600,11 @@ class Refcount(Event, kw_only=True, gc=False):
     kind = Kind.REFCOUNT
     chunk_key: ChunkKey | None = None
     refs: Annotated[
-        AnyCount | None, _on_wire("kvtrail.refs", "References to a stored chunk, as the connector counts them.")
+        AnyCount | None,
+        _on_wire("kvtrail.refs", "Number of references to a stored chunk, as the connector counts them."),
     ] = None
     pins: Annotated[
-        AnyCount | None, _on_wire("kvtrail.pins", "Pins of a stored chunk, as the connector counts them.")
+        AnyCount | None, _on_wire("kvtrail.pins", "Number of pins of a stored chunk, as the connector counts them.")
     ] = None
 
 
@@ -603,7 +615,7 @@ class Free(Event, kw_only=True, gc=False):
     kind = Kind.FREE
     blocks_count: BlocksCount | None = None
     lease_expired: Annotated[
-        bool | None, _on_wire("kvtrail.lease.expired", "The blocks were freed because a lease ran out.")
+        bool | None, _on_wire("kvtrail.lease.expired", "The blocks were freed because their lease expired.")
     ] = None
 
 
@@ -651,7 +663,7 @@ class Xfer(Event, kw_only=True, gc=False):
     kind = Kind.XFER
     xfer_op: Annotated[Name, _on_wire("kvtrail.xfer.op", "`read` or `write`.")]
     xfer_state: Annotated[
-        Name, _on_wire("kvtrail.xfer.state", "`posted`, `done` or `failed`; one may fail without being posted.")
+        Name, _on_wire("kvtrail.xfer.state", "`posted`, `done` or `failed`. A transfer may fail without being posted.")
     ]
     peer: Peer | None = None
     peer_rank: PeerRank | None = None
@@ -662,7 +674,7 @@ class Xfer(Event, kw_only=True, gc=False):
     blocks_by_group: BlocksByGroup | None = None
     peer_blocks_ids: Annotated[
         Ids | None,
-        _on_wire("kvtrail.peer.blocks.ids", "The other engine's block of each of `kvtrail.blocks.ids`."),
+        _on_wire("kvtrail.peer.blocks.ids", "The other engine's block for each of `kvtrail.blocks.ids`."),
     ] = None
     reason: Reason | None = None
 
@@ -700,8 +712,8 @@ class Notification(Event, kw_only=True, gc=False):
         Name,
         _on_wire(
             "kvtrail.notification",
-            "What it says: `handshake` (one that failed), `done`, `registration`, `refusal`, `unknown`, or a connector's own"
-            " word.",
+            "The kind of notification: `handshake` (a failed one), `done`, `registration`, `refusal`, `unknown`, or a"
+            " connector's own name.",
         ),
     ]
     direction: Annotated[Name, _on_wire("kvtrail.notification.direction", "`sent` or `received`.", "direction")]
@@ -740,41 +752,43 @@ class Handoff(Event, kw_only=True, gc=False):
         Name,
         _on_wire(
             "kvtrail.handoff.side",
-            "`gives`: the engine keeps the KV for another one; `takes`: it is to read it; `declines`: it was to read it, and"
-            " its server refused the request, or the client left, before it was scheduled.",
+            "`gives`: the engine keeps the KV for another one; `takes`: it will read the KV; `declines`: it should have read"
+            " the KV, but its server refused the request, or the client disconnected, before it was scheduled.",
         ),
     ]
     handoff_keys: Annotated[
         Keys,
         _on_wire(
             "kvtrail.handoff.keys",
-            "What both engines call the hand-off, each with the parameter's name: `remote_request_id:ENGINE/REQUEST`,"
+            "The names of the hand-off in both engines, each with the parameter's name: `remote_request_id:ENGINE/REQUEST`,"
             " `transfer_id:ID`, `kv_request_id:ID`.",
         ),
     ] = ()
     handoff_peer: Annotated[
-        Name | None, _on_wire("kvtrail.handoff.peer", "The engine that gives, where the one that takes knows it.")
+        Name | None, _on_wire("kvtrail.handoff.peer", "The giving engine, if the taking one knows it.")
     ] = None
     handoff_tokens: Annotated[
         Tokens | None,
-        _on_wire("kvtrail.handoff.tokens", "Tokens with KV that is handed over: `remote_num_tokens`, where it is set."),
+        _on_wire(
+            "kvtrail.handoff.tokens", "Number of tokens whose KV is handed over: `remote_num_tokens`, if it is set."
+        ),
     ] = None
     handoff_mode: Annotated[
-        Name | None, _on_wire("kvtrail.handoff.mode", "`pull` or `push`, where the connector names it.")
+        Name | None, _on_wire("kvtrail.handoff.mode", "`pull` or `push`, if the connector names it.")
     ] = None
     prompt: Prompt | None = None
     digest: Annotated[
         str | None,
         _on_wire(
             "kvtrail.handoff.digest",
-            "A digest of the first `kvtrail.handoff.digest.tokens` token ids of the prompt, the same in both engines if"
-            " the tokens are.",
+            "A digest of the first `kvtrail.handoff.digest.tokens` token ids of the prompt. Equal tokens have equal digests"
+            " in both engines.",
             "digest",
         ),
     ] = None
     digest_tokens: Annotated[
         Tokens | None,
-        _on_wire("kvtrail.handoff.digest.tokens", "How many token ids the digest covers.", "digest_tokens"),
+        _on_wire("kvtrail.handoff.digest.tokens", "Number of token ids that the digest covers.", "digest_tokens"),
     ] = None
     blocks_ids: BlockIds | None = None
     blocks_by_group: BlocksByGroup | None = None
@@ -805,16 +819,22 @@ class Stats(Event, kw_only=True, gc=False):
         AnyTokens | None,
         _on_wire(
             "kvtrail.tokens.reported",
-            "Cached tokens in all, local and external, as the engine's statistics report them.",
+            "Number of cached tokens, local and external, according to the engine's statistics.",
         ),
     ] = None
     from_connector: Annotated[
         AnyTokens | None,
-        _on_wire("kvtrail.tokens.from_connector", "Tokens from the connector, as the engine's statistics report them."),
+        _on_wire(
+            "kvtrail.tokens.from_connector",
+            "Number of tokens from the connector, according to the engine's statistics.",
+        ),
     ] = None
     queried: Annotated[
         Tokens | None,
-        _on_wire("kvtrail.tokens.queried", "Tokens that the engine's statistics count as asked of the connector."),
+        _on_wire(
+            "kvtrail.tokens.queried",
+            "Number of tokens that the engine requested from the connector, according to its statistics.",
+        ),
     ] = None
 
 
@@ -826,7 +846,8 @@ class Key(Event, kw_only=True, gc=False):
     chunk_key: ChunkKey
     chunk_parent: Annotated[str | None, _on_wire("kvtrail.chunk.parent", "Key of the chunk before it.")] = None
     chunk_content: Annotated[
-        str | None, _on_wire("kvtrail.chunk.content", "What a key stands for: digest of tokens, salt and adapter.")
+        str | None,
+        _on_wire("kvtrail.chunk.content", "A digest of the tokens, salt and adapter that the key stands for."),
     ] = None
 
 
@@ -848,7 +869,8 @@ class Reset(Event, kw_only=True, gc=False):
 
     kind = Kind.RESET
     succeeded: Annotated[
-        bool | None, _on_wire("kvtrail.succeeded", "The connector's own report of a reset; absent where it gives none.")
+        bool | None,
+        _on_wire("kvtrail.succeeded", "The result of a reset, as the connector reports it; absent if it reports none."),
     ] = None
     scheduler_step: Step | None = None
 
@@ -874,9 +896,9 @@ class PrefixCache(Event, kw_only=True, gc=False):
         tuple[AnyCount, ...],
         _on_wire(
             "kvtrail.cache.changes",
-            "What happened, in order: n, the next n hashes were stored; -n, the next n were removed; 0, all were. Of a"
-            " block with copies, the first that is stored and the last that is removed count. Neither this nor"
-            " `kvtrail.cache.whole`: telling ends.",
+            "The changes in order: n means that the next n hashes were stored, -n that the next n were removed, 0 that all"
+            " were removed. For a block with copies, only the first stored and the last removed copy count. If both this and"
+            " `kvtrail.cache.whole` are absent, changes are no longer reported.",
         ),
     ] = ()
     block_hashes: Hashes = b""
@@ -886,8 +908,8 @@ class PrefixCache(Event, kw_only=True, gc=False):
         bool,
         _on_wire(
             "kvtrail.cache.whole",
-            "All that the cache holds is reported again, in this event and those that follow it at the same moment: nothing"
-            " else is held.",
+            "The whole contents of the cache are reported again, in this event and the following ones with the same time."
+            " The cache holds nothing else.",
         ),
     ] = False
     pool_tier: Tier | None = None
@@ -902,9 +924,9 @@ class Holdings(Event, kw_only=True, gc=False):
     kind = Kind.HOLDINGS
     chunk_keys: ChunkKeys = ()
     holdings_first: Annotated[
-        bool, _on_wire("kvtrail.holdings.first", "The first part of a list of all chunks that the store holds.")
+        bool, _on_wire("kvtrail.holdings.first", "This is the first part of a list of all chunks in the store.")
     ] = False
-    holdings_last: Annotated[bool, _on_wire("kvtrail.holdings.last", "The last part of that list.")] = False
+    holdings_last: Annotated[bool, _on_wire("kvtrail.holdings.last", "This is the last part of that list.")] = False
 
 
 @final
@@ -917,41 +939,46 @@ class BlockCheck(Event, kw_only=True, gc=False):
     check_look: Annotated[
         Name,
         _on_wire(
-            "kvtrail.check.look", "Why: just `computed` or `loaded`, `admitted` from vLLM's prefix cache, or `held`."
+            "kvtrail.check.look",
+            "Reason of the check: the blocks were `computed`, `loaded`, or `admitted` from vLLM's prefix cache, or they are"
+            " `held`.",
         ),
     ]
     check_blocks: Annotated[
-        Count, _on_wire("kvtrail.check.blocks", "Blocks looked at for the request since its last event of this look.")
+        Count,
+        _on_wire(
+            "kvtrail.check.blocks", "Number of checked blocks of the request since its last event with this reason."
+        ),
     ]
     check_unknown: Annotated[
-        Count, _on_wire("kvtrail.check.unknown", "Of these, blocks with a hash without a known content.")
+        Count, _on_wire("kvtrail.check.unknown", "Number of these blocks with a hash whose content is unknown.")
     ] = 0
     check_fingerprints: Annotated[
         bytes,
         _on_wire(
             "kvtrail.check.fingerprints",
-            "Fingerprints for other engines, 20 bytes a block, big-endian: the last 64 bits of the hash, the fingerprint,"
-            " and the block's first token in the request (32 bits). Of blocks that the request `computed` while it had met"
-            " no wrong block, and of the unknown ones of those that it `loaded` or `admitted`.",
+            "Fingerprints for other engines, 20 bytes per block, big-endian: the last 64 bits of the hash, the fingerprint"
+            " (64 bits), and the block's first token in the request (32 bits). They are sent for blocks that the request"
+            " `computed` before it met a wrong block, and for the unknown ones among blocks that it `loaded` or `admitted`.",
         ),
     ] = b""
     check_slice: Annotated[
         Name | None,
         _on_wire(
             "kvtrail.check.slice",
-            "Of fingerprints by a rank's first head: what engines of any tensor-parallel size have in common that have the"
-            " same KV under the same hashes, `/`, and the number of that head.",
+            "For fingerprints of a rank's first head: an id that engines with equal KV under equal hashes share, whatever"
+            " their tensor-parallel size, then `/` and the index of that head.",
         ),
     ] = None
     check_wrong_kinds: Annotated[
         Keys,
         _on_wire(
             "kvtrail.check.wrong.kinds",
-            "Of each wrong block: `drift`, it holds what was not computed under its hash; `early`, it did when it was"
-            " read, and was right afterwards; `rot`, it was right, and changed though nothing wrote to it.",
+            "The fault of each wrong block. `drift`: its content was not computed under its hash. `early`: it was wrong when"
+            " it was read, and right afterwards. `rot`: it was right, and changed although nothing wrote to it.",
         ),
     ] = ()
-    check_wrong_blocks: Annotated[Ids, _on_wire("kvtrail.check.wrong.blocks", "The id of each wrong block.")] = ()
+    check_wrong_blocks: Annotated[Ids, _on_wire("kvtrail.check.wrong.blocks", "The ids of the wrong blocks.")] = ()
     check_wrong_tokens: Annotated[
         tuple[Tokens, ...],
         _on_wire("kvtrail.check.wrong.tokens", "The first token of each wrong block in the request."),
@@ -963,25 +990,24 @@ class BlockCheck(Event, kw_only=True, gc=False):
         Keys,
         _on_wire(
             "kvtrail.check.wrong.holds",
-            "What each wrong block holds: `zeros`, `REQUEST@TOKEN` for the KV of that request's tokens from TOKEN on, with"
-            " `/GROUP` after it if it is that of another KV cache group,"
-            " `poison` for what was computed after a wrong block, or `unknown`.",
+            "The content of each wrong block: `zeros`; `REQUEST@TOKEN` for the KV of that request from TOKEN on, followed by"
+            " `/GROUP` if it belongs to another KV cache group; `poison` for KV computed after a wrong block; or `unknown`.",
         ),
     ] = ()
     check_wrong_from: Annotated[
         Keys,
         _on_wire(
             "kvtrail.check.wrong.from",
-            "The request with the load or step that left it so; empty where it is this one itself.",
+            "The request whose load or step left the wrong content; empty if it is this request.",
         ),
     ] = ()
     check_wrong_more: Annotated[
-        Count, _on_wire("kvtrail.check.wrong.more", "Wrong blocks beyond those that are listed.")
+        Count, _on_wire("kvtrail.check.wrong.more", "Number of wrong blocks that are not listed.")
     ] = 0
     check_healed: Annotated[
         bool,
         _on_wire(
-            "kvtrail.check.healed", "The wrong blocks were reported to vLLM as not loaded: it computes them again."
+            "kvtrail.check.healed", "The wrong blocks were reported to vLLM as not loaded, so that it recomputes them."
         ),
     ] = False
     group: Group | None = None
@@ -1023,77 +1049,88 @@ class Heartbeat(Event, kw_only=True, gc=False):
     kind = Kind.HEARTBEAT
     recorder_recorded: Annotated[
         Count,
-        _on_wire("kvtrail.recorder.recorded", "Events recorded since this recorder began, dropped ones included."),
+        _on_wire(
+            "kvtrail.recorder.recorded", "Number of events recorded since this recorder began, including dropped ones."
+        ),
     ] = 0
     recorder_dropped: Annotated[
-        Count, _on_wire("kvtrail.recorder.dropped", "Events dropped since this recorder began.")
+        Count, _on_wire("kvtrail.recorder.dropped", "Number of events dropped since this recorder began.")
     ] = 0
-    recorder_closed: Annotated[bool, _on_wire("kvtrail.recorder.closed", "The last heartbeat of this recorder.")] = (
-        False
-    )
+    recorder_closed: Annotated[
+        bool, _on_wire("kvtrail.recorder.closed", "This is the last heartbeat of the recorder.")
+    ] = False
     scheduler_step: Step | None = None
     recorder_unrecorded: Annotated[
         Keys | None,
         _on_wire(
             "kvtrail.recorder.unrecorded",
-            "What could not be recorded since this recorder began, by kind: `kv.lookup:3`. Where an event is missing for"
-            " it, so is its number. `probe.<question>`: what a connector's probe could not answer.",
+            "Number of events that could not be recorded since this recorder began, by kind: `kv.lookup:3`. If such an event"
+            " is missing, its sequence number is missing too. `probe.<question>`: questions that a connector's probe could"
+            " not answer.",
         ),
     ] = None
     recorder_probes_off: Annotated[
         Keys | None,
         _on_wire(
             "kvtrail.recorder.probes_off",
-            "Connectors with a probe that failed too often and is switched off: what only it can see is absent from then on.",
+            "Connectors with a probe that failed too often and was switched off. Facts that only the probe sees are then"
+            " absent.",
         ),
     ] = None
     idle_requests: Annotated[
         Keys | None,
         _on_wire(
             "kvtrail.idle.requests",
-            "Open requests, and ended ones with kept blocks, that had no event since the last heartbeat: as"
-            " many as fit, the others in the next ones.",
+            "Open requests, and ended ones with kept blocks, that had no event since the last heartbeat. Requests that do"
+            " not fit are named in the next heartbeats.",
         ),
     ] = None
     idle_events: Annotated[
         tuple[Number, ...] | None,
-        _on_wire("kvtrail.idle.events", "How many events each of them has had, so that one that was lost is noticed."),
+        _on_wire(
+            "kvtrail.idle.events", "Number of events of each of these requests, by which a lost event is noticed."
+        ),
     ] = None
     recorder_ended_by: Annotated[
         str | None,
         _on_wire(
             "kvtrail.recorder.ended_by",
-            "With the last heartbeat: the exception that ended the engine, its class and the beginning of its text;"
-            " absent where the engine ended in good order.",
+            "In the last heartbeat: the exception that ended the engine, as its class and the beginning of its text; absent"
+            " if the engine shut down normally.",
         ),
     ] = None
     held_bytes: Annotated[
         Bytes | None,
         _on_wire(
             "kvtrail.held.bytes",
-            "Bytes of KV that the connectors of this process hold in host memory, on each worker, as their probes see"
-            " it; absent where none can.",
+            "Bytes of KV that the connectors of this process hold in the host memory of each worker, according to their"
+            " probes; absent if no probe can tell.",
         ),
     ] = None
     scheduler_spare_ns: Annotated[
         Nanoseconds | None,
         _on_wire(
             "kvtrail.scheduler.spare.ns",
-            "Nanoseconds, since this recorder began, in which the scheduler had the means to run one more request: a"
-            " slot, tokens left in the step, and blocks for all that wait; or nothing ran, loaded or held blocks. Absent"
-            " where it is not seen.",
+            "Time in nanoseconds, since this recorder began, in which the scheduler could have run one more request: it had a"
+            " slot, tokens left in the step, and blocks for all waiting requests; or nothing ran, loaded or held blocks."
+            " Absent if it is not observed.",
         ),
     ] = None
     scheduler_paused: Annotated[
-        bool | None, _on_wire("kvtrail.scheduler.paused", "The scheduler is paused, as for an update of the weights.")
+        bool | None,
+        _on_wire("kvtrail.scheduler.paused", "The scheduler is paused, for example for an update of the weights."),
     ] = None
     recorder_dropped_by: Annotated[
-        Keys | None, _on_wire("kvtrail.recorder.dropped_by", "These by their reason: `queue_bytes:3` (docs/limits.md).")
+        Keys | None,
+        _on_wire(
+            "kvtrail.recorder.dropped_by", "Number of dropped events by reason: `queue_bytes:3` (docs/limits.md)."
+        ),
     ] = None
     scheduler_running: Annotated[
         Count | None,
         _on_wire(
-            "kvtrail.scheduler.running", "Requests that the scheduler runs at this moment. Absent where it is not seen."
+            "kvtrail.scheduler.running",
+            "Number of requests that the scheduler runs at this time; absent if it is not observed.",
         ),
     ] = None
 

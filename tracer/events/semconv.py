@@ -89,32 +89,34 @@ class Kind(StrEnum):
 
 STEP_SPAN = "kv.step"
 """The span that carries later steps of requests. The tracer splits it into rows (`ingest.steps`). No event has this kind."""
-ROW_REQUESTS = Attribute("kvtrail.step.requests", tuple, "The engine's ids of the requests, one for each row.")
+ROW_REQUESTS = Attribute("kvtrail.step.requests", tuple, "The engine's ids of the requests, one per row.")
 ROW_NUMBERS = Attribute(
     "kvtrail.step.sequences", tuple, "Each row's number among the recorder's events of its request."
 )
-ROW_EPOCHS = Attribute("kvtrail.step.epochs", tuple, "Preemption epochs; absent where all are 0.")
-ROW_COMPUTED = Attribute("kvtrail.step.computed", tuple, "Where the step begins in each request, in tokens.")
+ROW_EPOCHS = Attribute("kvtrail.step.epochs", tuple, "Preemption epochs; absent if all are 0.")
+ROW_COMPUTED = Attribute(
+    "kvtrail.step.computed", tuple, "The position in each request at which the step begins, in tokens."
+)
 ROW_SCHEDULED = Attribute(
-    "kvtrail.step.scheduled", tuple, "Tokens that the step runs of each request; absent where it is one of each."
+    "kvtrail.step.scheduled", tuple, "Number of tokens of each request that the step runs; absent if it is 1 for each."
 )
 ROW_DRAFTED = Attribute(
-    "kvtrail.step.drafted", tuple, "Speculative tokens among the scheduled ones; absent where there are none."
+    "kvtrail.step.drafted", tuple, "Number of speculative tokens among the scheduled ones; absent if there are none."
 )
 ROW_COUNTS = Attribute(
     "kvtrail.step.blocks.counts",
     tuple,
-    "KV blocks that the step adds to each request, or to each of its KV cache groups, request after request, where there are"
-    " several.",
+    "Number of KV blocks that the step adds to each request. With several KV cache groups: to each group, request after"
+    " request.",
 )
 ROW_GROUPS = Attribute(
-    "kvtrail.step.groups", int, "How many KV cache groups each request has blocks in; absent where it is one."
+    "kvtrail.step.groups", int, "Number of KV cache groups in which each request has blocks; absent if it is 1."
 )
 ROW_BLOCKS = Attribute(
-    "kvtrail.step.blocks.ids", tuple, "The ids of these blocks, row after row; absent where no row has any."
+    "kvtrail.step.blocks.ids", tuple, "The ids of these blocks, row after row; absent if there are none."
 )
 ROW_SAMPLED = Attribute(
-    "kvtrail.step.sampled", tuple, "Whether each request is sampled by OpenTelemetry; absent where all are."
+    "kvtrail.step.sampled", tuple, "Whether OpenTelemetry samples each request; absent if it samples all."
 )
 ROWS: tuple[Attribute, ...] = (
     ROW_REQUESTS, ROW_NUMBERS, ROW_EPOCHS, ROW_COMPUTED, ROW_SCHEDULED, ROW_DRAFTED, ROW_COUNTS, ROW_BLOCKS, ROW_SAMPLED,
@@ -129,19 +131,25 @@ ENGINE_NS = 60 * 10**9
 
 REQUEST_ID = Attribute("kvtrail.request.id", str, "The engine's id of the request.", "request")
 EXTERNAL_ID = Attribute("kvtrail.request.external_id", str, "The caller's id, without the engine's suffix.", "external")
-EPOCH = Attribute("kvtrail.request.epoch", int, "Preemption epoch: how often the request had been preempted.", "epoch")
-REQUEST_SEQUENCE = Attribute("kvtrail.request.sequence", int, "Its number among the recorder's events of the request.")
-SEQUENCE = Attribute("kvtrail.recorder.sequence", int, "Number of this event among all of its recorder's.", "sequence")
+EPOCH = Attribute(
+    "kvtrail.request.epoch", int, "Preemption epoch: the number of earlier preemptions of the request.", "epoch"
+)
+REQUEST_SEQUENCE = Attribute(
+    "kvtrail.request.sequence", int, "Number of this event among the recorder's events of the request."
+)
+SEQUENCE = Attribute(
+    "kvtrail.recorder.sequence", int, "Number of this event among all events of its recorder.", "sequence"
+)
 CONNECTOR = Attribute("kvtrail.connector.name", str, "Class name of the traced connector.", "connector")
-CONNECTOR_ID = Attribute("kvtrail.connector.id", str, "The traced connector among those of its process.")
+CONNECTOR_ID = Attribute("kvtrail.connector.id", str, "Id of the traced connector within its process.")
 ROLE = Attribute("kvtrail.connector.role", str, "`scheduler` or `worker`.", "role")
 RANK = Attribute("kvtrail.rank", int, "Rank of the worker; 0 on the scheduler's side.")
-CHUNK_SIZE = Attribute("kvtrail.chunk.size", int, "Tokens per chunk of the connector's store; absent where unknown.")
+CHUNK_SIZE = Attribute("kvtrail.chunk.size", int, "Tokens per chunk of the connector's store; absent if unknown.")
 SAMPLED = Attribute(
     "kvtrail.request.sampled",
     bool,
-    "False where OpenTelemetry's sampler left the request out: it is recorded all the same, since it shares blocks and chunks"
-    " with others. Absent where it is sampled.",
+    "False if OpenTelemetry's sampler left the request out. The request is recorded nevertheless, since it shares blocks and"
+    " chunks with others. Absent if it is sampled.",
     "sampled",
 )
 COMMON: tuple[Attribute, ...] = (
@@ -151,14 +159,12 @@ COMMON: tuple[Attribute, ...] = (
 """Attributes of every kvtrail span. The attributes of a request are absent if the span concerns none."""
 
 REQUEST_MODEL = Attribute("gen_ai.request.model", str, "The name under which vLLM serves the model.")
-CALLERS_ID = Attribute("gen_ai.request.id", str, "The caller's id, as vLLM's own `llm_request` has it.")
+CALLERS_ID = Attribute("gen_ai.request.id", str, "The caller's id, as in vLLM's own `llm_request` span.")
 OPERATION = Attribute(
-    "gen_ai.operation.name", str, "`chat` where the caller's id is that of vLLM's chat api, else `text_completion`."
+    "gen_ai.operation.name", str, "`chat` if the caller's id comes from vLLM's chat API, otherwise `text_completion`."
 )
 PROVIDER = Attribute("gen_ai.provider.name", str, "Always `vllm`.")
-OUTPUT_TOKENS = Attribute(
-    "gen_ai.usage.output_tokens", int, "The same as `kvtrail.tokens.output`, where that is known."
-)
+OUTPUT_TOKENS = Attribute("gen_ai.usage.output_tokens", int, "Equal to `kvtrail.tokens.output`, if known.")
 ROOT_SPAN_ATTRIBUTES: tuple[Attribute, ...] = (REQUEST_MODEL, CALLERS_ID, OPERATION, PROVIDER, OUTPUT_TOKENS)
 """Attributes of a root span for tools that know nothing of kvtrail. They are not fields of an event: kvtrail reads the same
 facts from other attributes."""
@@ -197,91 +203,98 @@ RECEIVER = "kvtrail-receiver"
 RECORDER_ID = Attribute("kvtrail.recorder.id", str, "Identity of the recorder: one process of one engine.", "recorder")
 ENGINE_ID = Attribute("kvtrail.engine.id", str, "vLLM's `engine_id` of the KV transfer configuration.", "engine")
 BLOCK_SIZE = Attribute("kvtrail.block.size", int, "Tokens per KV block.")
-MODEL = Attribute("kvtrail.model", str, "The model's name, as vLLM was given it.")
+MODEL = Attribute("kvtrail.model", str, "The model's name in vLLM's configuration.")
 SERVED_MODEL = Attribute(
     "kvtrail.model.served", str, "The name under which vLLM serves the model: `model_name` in its own metrics."
 )
 ENGINE_VERSION = Attribute("kvtrail.vllm.version", str, "vLLM's version.")
-VERSION = Attribute("kvtrail.version", str, "Version of the kvtrail that recorded.")
+VERSION = Attribute("kvtrail.version", str, "Version of the recording kvtrail.")
 GROUPS = Attribute(
     "kvtrail.groups",
     str,
     "JSON: the KV cache groups of the model, in vLLM's order: `kind`, `block_size`, `window`, `layers`, `page_bytes`,"
-    " `cache_mode` and `checkpoints` of each (docs/concepts.md). Absent where one group of full attention is all.",
+    " `cache_mode` and `checkpoints` of each (docs/concepts.md). Absent if the only group is one of full attention.",
     "groups",
 )
-POOL_BLOCKS = Attribute("kvtrail.blocks.total", int, "KV blocks of the engine's pool, the null block included.")
-MAX_BATCHED = Attribute("kvtrail.scheduler.max_batched_tokens", int, "Tokens of a step at most.")
-MAX_SEQUENCES = Attribute("kvtrail.scheduler.max_sequences", int, "Requests that run at once at most.")
-MAX_LENGTH = Attribute("kvtrail.scheduler.max_model_length", int, "Tokens of a request at most, output included.")
+POOL_BLOCKS = Attribute(
+    "kvtrail.blocks.total", int, "Number of KV blocks in the engine's pool, including the null block."
+)
+MAX_BATCHED = Attribute("kvtrail.scheduler.max_batched_tokens", int, "Maximum number of tokens in a step.")
+MAX_SEQUENCES = Attribute("kvtrail.scheduler.max_sequences", int, "Maximum number of requests that run at once.")
+MAX_LENGTH = Attribute(
+    "kvtrail.scheduler.max_model_length", int, "Maximum number of tokens in a request, including its output."
+)
 POLICY = Attribute("kvtrail.scheduler.policy", str, "`fcfs` or `priority`.")
-RESERVES = Attribute("kvtrail.scheduler.reserves_full_prompt", bool, "Requests are admitted only when all of it fits.")
-ASYNC_SCHEDULING = Attribute("kvtrail.scheduler.async", bool, "A step is scheduled before the one before it has ended.")
+RESERVES = Attribute(
+    "kvtrail.scheduler.reserves_full_prompt", bool, "A request is admitted only if its whole prompt fits."
+)
+ASYNC_SCHEDULING = Attribute("kvtrail.scheduler.async", bool, "A step is scheduled before the previous step has ended.")
 PREFIX_CACHING = Attribute("kvtrail.prefix_caching", bool, "vLLM's own prefix cache is on.")
 LOAD_FAILURES = Attribute(
     "kvtrail.load_failure_policy",
     str,
-    "vLLM's `kv_load_failure_policy`: `recompute`, what cannot be loaded is computed; `fail`, its request ends.",
+    "vLLM's `kv_load_failure_policy`: `recompute` computes tokens that failed to load, `fail` ends their request.",
 )
-DRAFTS = Attribute("kvtrail.drafts", int, "Speculative tokens of a step; 0 without speculation.")
+DRAFTS = Attribute("kvtrail.drafts", int, "Number of speculative tokens in a step; 0 without speculation.")
 CONNECTOR_SETTINGS = Attribute(
     "kvtrail.connector.settings",
     str,
-    "JSON: the numbers and truth values of the connector's configuration. Texts are left out: one may be a secret.",
+    "JSON: the numbers and booleans in the connector's configuration. Strings are left out, since they may be secrets.",
 )
 CONNECTOR_CLASS = Attribute(
     "kvtrail.connector.class",
     str,
-    "The connector's class as `module:Class`, by which a person finds it again where vLLM's registry has none of its name. Of"
-    " several in a process it is the first one's.",
+    "The connector's class as `module:Class`, for connectors that are not in vLLM's registry. If a process has several"
+    " connectors, the class of the first one.",
 )
 CAPABILITIES = Attribute(
     "kvtrail.connector.capabilities",
     str,
-    "JSON: by connector name, what rules may rely on in its spans (docs/connectors.md). Where it is absent, the connector's"
-    " name decides.",
+    "JSON: by connector name, the properties of its spans that rules may rely on (docs/connectors.md). If absent, the"
+    " connector's name decides.",
     "capabilities",
 )
 PATIENCE = Attribute(
     "kvtrail.connector.patience",
     str,
-    "JSON: by connector name, for how many seconds it waits for another engine at most, by its own settings: `load_s`, for"
-    " its part of an asynchronous load; `keep_s`, for it to read the blocks of an ended request.",
+    "JSON: by connector name, the maximum time in seconds that it waits for another engine, according to its settings."
+    " `load_s`: for the other engine's part of an asynchronous load. `keep_s`: for the other engine to read the blocks of an"
+    " ended request.",
     "patience",
 )
 LAUNCH = Attribute(
     "kvtrail.engine.launch",
     str,
-    "One launch of the engine, the same in all of its processes: a request's id may be used again by the next.",
+    "Id of one launch of the engine, equal in all of its processes. Another launch may reuse ids of requests.",
     "launch",
 )
 SAMPLED_ONLY = Attribute(
     "kvtrail.recorder.sampled_only",
     bool,
-    "The recorder leaves out the requests that are not sampled, so nothing can be said about the engine as a whole.",
+    "The recorder leaves out requests that are not sampled, so nothing can be concluded about the engine as a whole.",
     "sampled_only",
 )
 LACKS = Attribute(
     "kvtrail.vllm.lacks",
     str,
-    "What this vLLM, or its log, does not show, with commas between: `request_starts`, `hit_sources`, `block_tables`,"
-    " `statistics`, `prefix_cache`, `plans`, `catches` (docs/limits.md). Rules that need it are `unknown`. Absent where"
-    " nothing is lacking.",
+    "Features that this vLLM, or its log, does not show, separated by commas: `request_starts`, `hit_sources`,"
+    " `block_tables`, `statistics`, `prefix_cache`, `plans`, `catches` (docs/limits.md). Rules that need them are `unknown`."
+    " Absent if all are shown.",
     "lacks",
 )
 CACHE_IDENTITY = Attribute(
     "kvtrail.cache.identity",
     str,
-    "Digests of 8 hexadecimal digits each: of the model, and of all that KV and its hashes depend on besides the tokens."
-    " Engines of one identity have equal hashes and, rank by rank, equal fingerprints for equal content.",
+    "Digests of 8 hexadecimal digits each: of the model, and of everything besides the tokens on which KV and its hashes"
+    " depend. Engines with the same identity have equal hashes and, rank by rank, equal fingerprints for equal content.",
 )
 FINGERPRINTS = Attribute(
-    "kvtrail.fingerprints", str, "How many bytes of each KV block are judged: `some` or `all`; absent where none are."
+    "kvtrail.fingerprints", str, "The bytes of each KV block that are checked: `some` or `all`; absent if none are."
 )
 HEARTBEATS = Attribute(
     "kvtrail.recorder.heartbeats",
     str,
-    "Whether the recorder sends heartbeats: `spans`, always; `off`, never. Absent where the receiver's answer decides.",
+    "Whether the recorder sends heartbeats: `spans` always, `off` never. Absent if the receiver's answer decides.",
 )
 RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, VERSION, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED,
@@ -295,20 +308,22 @@ FINDING_EVENT = "kv.finding"
 """The event name of a log record that reports a finding."""
 FINDINGS_SCOPE = "kvtrail.findings"
 """Instrumentation scope of these log records. Only a sidecar writes them."""
-FINDING_RULE = Attribute("kvtrail.finding.rule", str, "The rule that found it.")
-FINDING_TITLE = Attribute("kvtrail.finding.title", str, "What is wrong, in general.")
+FINDING_RULE = Attribute("kvtrail.finding.rule", str, "The rule of the finding.")
+FINDING_TITLE = Attribute("kvtrail.finding.title", str, "A general description of the fault.")
 FINDING_SEVERITY = Attribute(
     "kvtrail.finding.severity",
     str,
-    "What it may cost: `crash`, `wrong output`, `broken contract`, `hang`, `leak`, `wasted work`, `wrong metrics`.",
+    "The possible damage: `crash`, `wrong output`, `broken contract`, `hang`, `leak`, `wasted work`, `wrong metrics`.",
 )
-FINDING_HINT = Attribute("kvtrail.finding.hint", str, "What usually causes it.")
-FINDING_COUNT = Attribute("kvtrail.finding.count", int, "How often it had happened when this was written.")
+FINDING_HINT = Attribute("kvtrail.finding.hint", str, "The usual cause.")
+FINDING_COUNT = Attribute("kvtrail.finding.count", int, "Number of occurrences when this record was written.")
 FINDING_HEALED = Attribute(
-    "kvtrail.finding.healed", int, "How many of these the guard repaired before the scheduler acted on them."
+    "kvtrail.finding.healed",
+    int,
+    "Number of these occurrences that the guard repaired before the scheduler acted on them.",
 )
 FINDING_KNOWN = Attribute(
-    "kvtrail.finding.known", bool, "Whether it was known when this was written, by the file of known findings."
+    "kvtrail.finding.known", bool, "Whether the file of known findings named it when this record was written."
 )
 FINDING_FIELDS: tuple[Attribute, ...] = (
     FINDING_RULE, FINDING_TITLE, FINDING_SEVERITY, FINDING_HINT, FINDING_COUNT, FINDING_HEALED, FINDING_KNOWN, EPOCH,

@@ -73,7 +73,7 @@ class _Detector(Detector):
         self.forgotten = BoundedDict[int, None](MAX_REQUESTS)
 
     def _open_account(self, key: Key) -> Account:
-        if key not in self.accounts and hash(key) in self.forgotten:
+        if hash(key) in self.forgotten:
             raise TooLate
         return super()._open_account(key)
 
@@ -112,7 +112,7 @@ class OfflineDetector:
     @property
     def handoffs(self) -> list[tuple[tuple[str, str], Flow]]:
         """Hand-offs by the engine that gives and the engine that takes (`NOBODY` if no request takes it)."""
-        return [(pair, flow) for pair, flow in self.detector.handoffs.flows.known() if flow.handoffs]
+        return [(pair, flow) for pair, flow in self.detector.handoffs.flows.items() if flow.handoffs]
 
     @property
     def silent(self) -> list[str]:

@@ -1,17 +1,15 @@
 """Decodes spans to events, for both encodings of OTLP.
 
-`events.events` defines the names and the checks of an event's fields. A decoder walks over one encoding. In protobuf, most
-attributes repeat (the recorder's, the request's, small numbers), so each is parsed once and then looked up by its bytes.
+`events.events` defines the names and the checks of an event's fields. A decoder walks over one encoding.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from reprlib import Repr
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import ValidationError, convert
 from msgspec.structs import fields, replace
@@ -49,14 +47,7 @@ Ids = tuple[str, str, int, int, str | None]
 """A span's trace id, span id, start and end in Unix nanoseconds, and error."""
 
 
-_SHORT = Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
-_MAX_REMEMBERED = 8192
-_LONGEST_REMEMBERED = 500
-"""Maximum size of a cached encoding in bytes. Longer ones rarely repeat."""
-Parsed = TypeVar("Parsed")
 Data = TypeVar("Data")
-Encoded = TypeVar("Encoded", bound="Named")
 
 
 class MalformedOtlp(ValueError):
@@ -104,7 +95,7 @@ def from_span(span: Span) -> Event | None:
     if span.name == semconv.STEP_SPAN:
         _rows(span.span_id, span.attributes)
     if span.name not in CLASSES:
-        return _stand_in(span.name, _ids(span), span.attributes | common(span.resource))
+        return _stand_in(_ids(span), span.attributes | common(span.resource))
     return event(span.name, _ids(span), span.attributes.copy(), common(span.resource))[0]
 
 
@@ -116,7 +107,7 @@ def event_of(span: Span) -> Event | None:
         return None
 
 
-def _stand_in(name: str, ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | None:
+def _stand_in(ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | None:
     """The placeholder for a span that only another version understands; None if even its numbers are not understood."""
     own = {key: value for key, value in values.items() if key in _COMMON}
     _enter(ids, own)
@@ -182,7 +173,7 @@ def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]
             return _lasting(_without_unknown(kind, ids, values)), _unknown(values, _KNOWN[kind])
         except MalformedSpan:
             unknown = _unknown(values, _KNOWN[name])
-            if unknown and (unfamiliar := _stand_in(name, ids, values)) is not None:
+            if unknown and (unfamiliar := _stand_in(ids, values)) is not None:
                 return unfamiliar, unknown
             raise
     return _lasting(decoded), ()
@@ -207,7 +198,7 @@ def _without_unknown(name: str, ids: Ids, values: Mapping[str, Any]) -> Event:
         key = path.rstrip("`").partition("[")[0]
         if key in values:
             wanted = expected.removeprefix("Expected ").partition(", got ")[0].replace("`", "")
-            expected = f"{key} is {_SHORT.repr(values[key])}, but must be {wanted}"
+            expected = f"{key} is {steps.SHORT.repr(values[key])}, but must be {wanted}"
         raise MalformedSpan(f"span {ids[1]} ({name}): {expected}", about=(name, key or expected)) from wrong
 
 
@@ -224,7 +215,7 @@ def common(resource: Mapping[str, Any]) -> dict[str, Any]:
 def misfits(resource: Mapping[str, Any]) -> list[str]:
     """A sentence about each attribute of a resource that its events omit because it has the wrong type."""
     return [
-        f"{key} is {_SHORT.repr(resource[key])}, but must be {type_.__name__}; it is left out"
+        f"{key} is {steps.SHORT.repr(resource[key])}, but must be {type_.__name__}; it is left out"
         for key, type_ in _OPTIONAL
         if key in resource and type(resource[key]) is not type_
     ]
@@ -287,7 +278,7 @@ class Decoded:
                 for id_, own in _rows(ids[1], attributes):
                     self.add_ours(Kind.SCHEDULE, (ids[0], id_, *ids[2:]), own, common)
             elif name != semconv.ENGINE_SPAN:
-                self._add_unfamiliar(name, _stand_in(name, ids, {**attributes, **common}))
+                self._add_unfamiliar(name, _stand_in(ids, {**attributes, **common}))
         except MalformedSpan as malformed:
             malformed.trace_id = ids[0]
             # The causes form a reference cycle of 30 kB. It would keep the request and the call that brought it alive
@@ -302,37 +293,10 @@ class Decoded:
         self.unknown_spans[name] += 1
 
 
-class Remembered(dict[bytes, Parsed]):
-    """Encoded attributes -> their values, each parsed when it is first seen. Cleared when it is full. The values are shared,
-    so treat them as read-only."""
-
-    def __init__(self, parse: Callable[[bytes], Parsed]) -> None:
-        super().__init__()
-        self.parse = parse
-
-    def __missing__(self, encoded: bytes) -> Parsed:
-        parsed = self.parse(encoded)
-        self.remember(encoded, parsed)
-        return parsed
-
-    def remember(self, encoded: bytes, parsed: Parsed) -> None:
-        """Add a value, unless its encoding is too long."""
-        if len(encoded) <= _LONGEST_REMEMBERED:
-            if len(self) >= _MAX_REMEMBERED:
-                self.clear()
-            self[encoded] = parsed
-
-
-class Named(Protocol):
-    """A span of either encoding, which has a name."""
-
-    name: str
-
-
-class Decoder(ABC, Generic[Data, Encoded]):
+class Decoder(ABC, Generic[Data]):
     """Decodes requests. It caches parsed attributes: reuse one for as many requests as possible; it is not thread-safe.
 
-    `Data` is an encoded request, and `Encoded` a span in it.
+    `Data` is an encoded request. A span in it has any type with the attribute `name`.
     """
 
     def spans(self, data: Data) -> list[Span]:
@@ -384,7 +348,7 @@ class Decoder(ABC, Generic[Data, Encoded]):
                     errors.append(error)
         return parts, errors
 
-    def _sort(self, decoded: Decoded, resource: Mapping[str, Any], scope: str, spans: Sequence[Encoded]) -> None:
+    def _sort(self, decoded: Decoded, resource: Mapping[str, Any], scope: str, spans: Sequence[Any]) -> None:
         """Add a list of spans."""
         decoded.spans += len(spans)
         if scope != semconv.SCOPE:
@@ -398,20 +362,20 @@ class Decoder(ABC, Generic[Data, Encoded]):
         decoded.unknown_attributes.update(unknown * (len(decoded.events) - decoded.stand_ins - before))
 
     @abstractmethod
-    def _lists(self, data: Data) -> Iterator[tuple[dict[str, Any], str, Sequence[Encoded]]]:
+    def _lists(self, data: Data) -> Iterator[tuple[dict[str, Any], str, Sequence[Any]]]:
         """The lists of spans in a request, each with its resource's attributes and its scope's name."""
 
     @abstractmethod
-    def _ids(self, span: Encoded) -> Ids: ...
+    def _ids(self, span: Any) -> Ids: ...
 
     @abstractmethod
-    def _attributes(self, span: Encoded) -> dict[str, Any]: ...
+    def _attributes(self, span: Any) -> dict[str, Any]: ...
 
     @abstractmethod
-    def _rest(self, span: Encoded) -> tuple[str, list[dict[str, Any]]]:
+    def _rest(self, span: Any) -> tuple[str, list[dict[str, Any]]]:
         """The fields that only a `Span` has: its parent's id, and its span events."""
 
-    def _span(self, span: Encoded, resource: Mapping[str, Any], scope: str) -> Span:
+    def _span(self, span: Any, resource: Mapping[str, Any], scope: str) -> Span:
         trace_id, span_id, start_ns, end_ns, error = self._ids(span)
         parent_id, events = self._rest(span)
         return Span(

@@ -128,7 +128,7 @@ def opened(path: Path) -> Iterator[tuple[io.BufferedReader, Source | None]]:
 
 
 def _text(raw: Any) -> tuple[io.BufferedReader, Source | None]:
-    begins = start(raw)[:_LONGEST_START]
+    begins = raw.peek(1)[:_LONGEST_START] if hasattr(raw, "peek") else b""  # a test's standard input has no `peek`
     if begins.startswith(GZIP):
         source = Source(raw, lambda: zlib.decompressobj(wbits=31), (GZIP,))
     elif begins == ZSTD or begins in _ZSTD_SKIPPABLE:
@@ -136,13 +136,6 @@ def _text(raw: Any) -> tuple[io.BufferedReader, Source | None]:
     else:
         return raw, None
     return io.BufferedReader(source, _BUFFER), source
-
-
-def start(text: Any) -> bytes:
-    """The first bytes of a newly opened file, at least a few unless it is empty, without consuming them. Empty for a standard
-    input that does not support this."""
-    peek: Callable[[int], bytes] | None = getattr(text, "peek", None)  # a test's standard input has none
-    return b"" if peek is None else peek(1)
 
 
 def zstd() -> _Decompressor:

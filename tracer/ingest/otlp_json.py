@@ -111,7 +111,7 @@ _NO_VALUE = len(_Value.__struct_fields__)
 _read_request = msgspec.json.Decoder(_Request, strict=False).decode  # numbers may be strings
 
 
-class JsonDecoder(Decoder[str, _Span]):
+class JsonDecoder(Decoder[str]):
     """Decodes requests in JSON. It raises msgspec.DecodeError or ValueError for anything else."""
 
     def _lists(self, data: str) -> Iterator[tuple[dict[str, Any], str, Sequence[_Span]]]:

@@ -1,8 +1,9 @@
 """OTLP's binary form -> spans.
 
-Google's parser reads a request with a modified schema, in which a span's attributes are bytes. They are looked up by their
-bytes, and only unseen ones are parsed. The parser refuses a request if a single byte is wrong. A second schema, in which each
-span is bytes, then separates the readable spans from the others.
+Google's parser reads a request with a modified schema, in which a span's attributes are bytes. Most attributes repeat (the
+recorder's, the request's, small numbers), so they are looked up by their bytes, and only unseen ones are parsed. The parser
+refuses a request if a single byte is wrong. A second schema, in which each span is bytes, then separates the readable spans
+from the others.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -33,12 +33,15 @@ from kvtrail.tracer.ingest.decode import (
     Ids,
     MalformedOtlp,
     Refused,
-    Remembered,
     split_step_spans,
 )
 
 _ONCE = frozenset({semconv.SEQUENCE.key, KEYS["chunk_keys"]})
 """Attributes whose values rarely repeat. Caching them would evict values that do."""
+_MAX_REMEMBERED = 8192
+"""Maximum number of cached attributes. A full cache is cleared."""
+_LONGEST_REMEMBERED = 500
+"""Maximum size of a cached encoding in bytes. Longer ones rarely repeat."""
 _MORE = 0x80
 """The continuation bit of a varint's byte: another byte follows."""
 _KEY, _VALUE = 0x0A, 0x12
@@ -62,31 +65,18 @@ _LONGEST_NUMBER = 10
 """Maximum size of a number in bytes, with its tag. A longer number is negative, or damaged."""
 
 
-class ProtobufDecoder(Decoder[bytes, Any]):
+class ProtobufDecoder(Decoder[bytes]):
     """Decodes requests in binary form. Raises MalformedOtlp for a request that it refuses."""
 
     def __init__(self) -> None:
-        self._remembered = _Attributes(_attribute)
-
-    def spans(self, data: bytes) -> list[Span]:
-        with _refusal():
-            return super().spans(data)
+        self._remembered = _Attributes()
 
     def numbered(self, data: bytes, *, first: int) -> Iterator[tuple[int, Span]]:
         """The result of `spans`, each with its number, beginning with `first`. All rows of a step have the step's number."""
         numbers = count(first)
-        with _refusal():
-            for resource, scope, spans in self._lists(data):
-                for span, number in zip(spans, numbers, strict=False):
-                    yield from ((number, each) for each in split_step_spans(self._span(span, resource, scope)))
-
-    def decoded(self, data: bytes) -> Decoded:
-        with _refusal():
-            return super().decoded(data)
-
-    def parts(self, data: bytes) -> list[tuple[Mapping[str, Any], Decoded]]:
-        with _refusal():
-            return super().parts(data)
+        for resource, scope, spans in self._lists(data):
+            for span, number in zip(spans, numbers, strict=False):
+                yield from ((number, each) for each in split_step_spans(self._span(span, resource, scope)))
 
     def salvaged(self, data: bytes) -> tuple[bytes, list[tuple[Mapping[str, Any], Decoded]], Refused | None]:
         """The readable spans of a request, as a request and in the form of `parts`, and the number of unreadable ones.
@@ -134,7 +124,7 @@ class ProtobufDecoder(Decoder[bytes, Any]):
         return True
 
     def _lists(self, data: bytes) -> Iterator[tuple[dict[str, Any], str, Sequence[Any]]]:
-        for resource_spans in Request.FromString(data).resource_spans:
+        for resource_spans in _parsed(Request, data).resource_spans:
             resource = attributes(_few(resource_spans.resource.attributes))
             for scope_spans in resource_spans.scope_spans:
                 yield resource, scope_spans.scope.name, scope_spans.spans
@@ -155,10 +145,10 @@ class ProtobufDecoder(Decoder[bytes, Any]):
         return span.parent_span_id.hex(), [_event(event) for event in _few(events)] if (events := span.events) else []
 
 
-@contextmanager
-def _refusal() -> Iterator[None]:
+def _parsed(message: Any, data: bytes) -> Any:
+    """The message in these bytes. Raises MalformedOtlp if they are not one."""
     try:
-        yield
+        return message.FromString(data)
     except DecodeError as error:
         raise MalformedOtlp(f"not an OTLP trace request: {error}") from error
 
@@ -199,13 +189,15 @@ def _few(parts: Any) -> Any:
     return parts
 
 
-class _Attributes(Remembered[tuple[str, Any]]):
-    """Attributes by their bytes."""
+class _Attributes(dict[bytes, tuple[str, Any]]):
+    """Attributes by their bytes, each parsed when it is first seen. The values are shared: treat them as read-only."""
 
     def __missing__(self, encoded: bytes) -> tuple[str, Any]:
-        parsed = self.parse(encoded)
-        if parsed[0] not in _ONCE:
-            self.remember(encoded, parsed)
+        parsed = _attribute(encoded)
+        if len(encoded) <= _LONGEST_REMEMBERED and parsed[0] not in _ONCE:
+            if len(self) >= _MAX_REMEMBERED:
+                self.clear()
+            self[encoded] = parsed
         return parsed
 
 
@@ -214,7 +206,7 @@ def _attribute(encoded: bytes) -> tuple[str, Any]:
         return short
     if len(encoded) > MAX_ATTRIBUTE_BYTES:
         raise MalformedOtlp(f"an attribute of more than {MAX_ATTRIBUTE_BYTES} bytes")
-    attribute = KeyValue.FromString(encoded)
+    attribute = _parsed(KeyValue, encoded)
     return attribute.key, value(attribute.value)
 
 
@@ -261,8 +253,7 @@ def divided(data: bytes, *, most_bytes: int) -> Iterator[bytes]:
     if len(data) <= min(MAX_SPANS * _SHORTEST, most_bytes):
         yield data
         return
-    with _refusal():
-        request = _Cut.FromString(data)
+    request = _parsed(_Cut, data)
     parts = len(request.resource_spans)
     lists = [
         (each.resource, scope) for each in request.resource_spans[:MAX_SPANS] for scope in each.scope_spans[:MAX_SPANS]

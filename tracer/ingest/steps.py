@@ -30,8 +30,9 @@ _PLAIN = (
 )
 """A column, the attribute of a `kv.schedule` that it holds, and its default value; None for a required column."""
 _IDS = 2**64
-_SHORT = Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
+SHORT = Repr()
+"""Shortens values of attributes in messages."""
+SHORT.maxstring = SHORT.maxother = 60
 
 
 class Unfit(ValueError):
@@ -59,7 +60,7 @@ def apart(span_id: str, attributes: Mapping[str, Any]) -> list[tuple[str, dict[s
         raise Unfit(semconv.ROW_REQUESTS.key, f"has {count} elements, but a step has 1 to {MAX_ROWS}")
     first = attributes.get(semconv.SEQUENCE.key)
     if type(first) is not int:
-        raise Unfit(semconv.SEQUENCE.key, f"is {_SHORT.repr(first)}, but must be int")
+        raise Unfit(semconv.SEQUENCE.key, f"is {SHORT.repr(first)}, but must be int")
     common = {key: value for key, value in attributes.items() if key not in _COLUMNS}
     if len(common) * count > MAX_SHARED:
         raise Unfit(semconv.ROW_REQUESTS.key, f"has {count} elements, and each would share {len(common)} attributes")
@@ -84,7 +85,7 @@ def apart(span_id: str, attributes: Mapping[str, Any]) -> list[tuple[str, dict[s
 
 def _array(key: str, values: Any) -> Any:
     if not isinstance(values, list | tuple):
-        raise Unfit(key, f"is {_SHORT.repr(values)}, but must be an array")
+        raise Unfit(key, f"is {SHORT.repr(values)}, but must be an array")
     return values
 
 
@@ -100,11 +101,11 @@ def _add_blocks(names: list[str], columns: list[Any], attributes: Mapping[str, A
     """Add the block ids of each row; with several KV cache groups also the number of blocks in each."""
     groups = attributes.get(semconv.ROW_GROUPS.key, 1)
     if type(groups) is not int or not 1 <= groups <= MAX_GROUPS:
-        raise Unfit(semconv.ROW_GROUPS.key, f"is {_SHORT.repr(groups)}, but must be a number from 1 to {MAX_GROUPS}")
+        raise Unfit(semconv.ROW_GROUPS.key, f"is {SHORT.repr(groups)}, but must be a number from 1 to {MAX_GROUPS}")
     counts = _column(semconv.ROW_COUNTS.key, attributes[semconv.ROW_COUNTS.key], count * groups, count)
     ids = _array(semconv.ROW_BLOCKS.key, attributes.get(semconv.ROW_BLOCKS.key, ()))
     if wrong := [each for each in counts if type(each) is not int or each < 0]:
-        raise Unfit(semconv.ROW_COUNTS.key, f"holds {_SHORT.repr(wrong[0])}, but must hold counts")
+        raise Unfit(semconv.ROW_COUNTS.key, f"holds {SHORT.repr(wrong[0])}, but must hold counts")
     if sum(counts) != len(ids):
         raise Unfit(semconv.ROW_BLOCKS.key, f"has {len(ids)} elements, but the rows have {sum(counts)} blocks")
     names.append(KEYS["blocks_ids"])

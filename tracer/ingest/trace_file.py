@@ -105,7 +105,7 @@ class TraceReader:
         """
         yield from self._read(lambda decoder, data: decoder.decoded(data))
 
-    def _read(self, read: Callable[[Decoder[Any, Any], Any], T]) -> Iterator[T]:
+    def _read(self, read: Callable[[Decoder[Any], Any], T]) -> Iterator[T]:
         good = number = 0
         try:
             with files.opened(self.path) as (text, source):

@@ -43,7 +43,7 @@ from kvtrail.tracer.events.events import (
 )
 from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.semconv import CUT_OFF, LOST_CONTACT, Kind
-from kvtrail.tracer.ledger.block_table import BlockTable, names_all_blocks
+from kvtrail.tracer.ledger.block_table import BlockTable
 from kvtrail.tracer.ledger.facts import (
     Admitted,
     Began,
@@ -180,7 +180,6 @@ class Evidence(Struct, eq=False):
 
     offers: Offers = field(default_factory=Offers)
     """The connectors' answers for the next admission, or for an admission that has not run yet."""
-    """The offers of the request's first admission, until it is preempted."""
     preempted: int = -1
     """The epoch that is known to have ended by a preemption."""
     reached: int = 0
@@ -499,7 +498,7 @@ class Account(Struct, eq=False):
         self.allocated = event.allocated
         self.total = event.total or self.total
         if event.blocks_ids is not None:
-            evidence.blocks = BlockTable(event) if names_all_blocks(event) else None
+            evidence.blocks = BlockTable(event)
         if event.allocated and event.error is None:
             self._count_load(event)
         # A second, empty allocation follows an asynchronous load, and does not count.
@@ -604,8 +603,6 @@ class Account(Struct, eq=False):
             stored.end, stored.last = max(stored.end, end), event
         if ranges and ranges[-1][0] <= start <= ranges[-1][1]:  # the usual case: it continues the last one
             ranges[-1] = (ranges[-1][0], max(ranges[-1][1], end))
-        elif not ranges or ranges[-1][1] < start:
-            ranges.append((start, end))
         else:
             self.stored_ranges = merged(ranges, start, end)
 

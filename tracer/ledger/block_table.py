@@ -129,11 +129,6 @@ class BlockTable:
         return self.kinds[group].needed_from(computed, size)
 
 
-def names_all_blocks(event: Alloc) -> bool:
-    """Whether an allocation names the blocks of all KV cache groups: a log may have only one."""
-    return event.blocks_by_group is not None or (event.blocks_count or 0) <= len(event.blocks_ids or ())
-
-
 def loaded_into(event: Alloc) -> list[int]:
     """The blocks that an allocation's load writes: the last of each group. Without a block size, all of them may be."""
     table, known = BlockTable(event), event.total is not None

@@ -6,6 +6,7 @@ independently: if events are missing, the facts that they may have changed are f
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -48,7 +49,7 @@ from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import SCHEDULER
-from kvtrail.tracer.ledger.block_table import BlockTable, loaded_into, names_all_blocks
+from kvtrail.tracer.ledger.block_table import BlockTable, loaded_into
 from kvtrail.tracer.ledger.chunk_keys import ChunkKeys
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.ledger.recorder_clocks import DeadlineClocks, RecordedTime
@@ -136,7 +137,7 @@ class Engine:
     """The ends of requests whose blocks are still kept."""
     beat: Heartbeat | None = None
     """The latest heartbeat that had the scheduler's steps."""
-    transfer_ends: dict[tuple[str, str], TransferEnds] = field(default_factory=dict)
+    transfer_ends: defaultdict[tuple[str, str], TransferEnds] = field(default_factory=lambda: defaultdict(TransferEnds))
     """By connector and direction, the transfers and whether they still end: `load`, `store`, or `save` for transfers that
     keep an ended request's blocks."""
     probes_off: set[str] = field(default_factory=set)
@@ -197,9 +198,7 @@ class Engine:
     def _enter_lookup(self, event: Lookup) -> None:
         self.step = event.scheduler_step
         if event.request is not None:
-            if (
-                event.request in self.tables
-            ):  # vLLM asks only about a request without blocks: the blocks of a failed load are free
+            if event.request in self.tables:  # vLLM asks only about a request without blocks: a failed load's are free
                 self._leave(event)
             self.lookups.setdefault(event.request, {})[event.connector_id] = event
         if event.chunk_keys:
@@ -215,23 +214,19 @@ class Engine:
                 self._contest(event, event.blocks_ids)
             if self.invalid:
                 self._renew(request, self._given_afresh(event, lookup))
-            if names_all_blocks(event):
-                before = self.tables.get(request)
-                table = self.tables[request] = BlockTable(event)
-                self.unknown_tables.discard(request)
-                self.left.pop(request, None)
-                if lookup is not None:
-                    self._give(event, set(table.new_from(lookup.computed)).difference(before or ()))
-                self.handoffs.enter_given_out(event, table.new_from(0 if lookup is None else lookup.computed))
-            else:
-                self.tables.pop(request, None)
-                self.handoffs.mark_gap(event.recorder)
+            before = self.tables.get(request)
+            table = self.tables[request] = BlockTable(event)
+            self.unknown_tables.discard(request)
+            self.left.pop(request, None)
+            if lookup is not None:
+                self._give(event, set(table.new_from(lookup.computed)).difference(before or ()))
+            self.handoffs.enter_given_out(event, table.new_from(0 if lookup is None else lookup.computed))
         if not event.allocated or event.error is not None or lookup is None:
             return
         if lookup.is_async:
             self.loads[request] = event
             self.flow.loads(event)
-            self._ends(event, "load").begin(request, event)
+            self.transfer_ends[event.connector_id, "load"].begin(request, event)
             if event.blocks_ids is not None:
                 self._open(event, loaded_into(event))
 
@@ -344,7 +339,7 @@ class Engine:
         if event.free_delayed:
             self.kept[request] = event
             if not (event.handoff or event.lease_s or of_connector(event.connector, event.patience).keep_s):
-                self._ends(event, "save").begin(request, event)
+                self.transfer_ends[event.connector_id, "save"].begin(request, event)
         else:
             self._leave(event)
         self.lookups.pop(request, None)
@@ -380,7 +375,7 @@ class Engine:
         if event.failed and alloc is not None and alloc.blocks_ids is not None and event.request in self.met:
             into = loaded_into(alloc)
             if not any(block in self.invalid and self.invalid[block].sequence > alloc.sequence for block in into):
-                self._fails(event, into)  # no load error has said which of them
+                self._fails(event, into)  # no load error named the failed ones
         self.flow.received(event)
         self._settle(event.request or "")
         if alloc is not None:
@@ -474,18 +469,11 @@ class Engine:
         if end is not None and (end.connector_id, "save") in self.transfer_ends:
             self._end(request, end, "save", event)
 
-    def _ends(self, event: Event, direction: str) -> TransferEnds:
-        key = (event.connector_id, direction)
-        ends = self.transfer_ends.get(key)
-        if ends is None:
-            ends = self.transfer_ends[key] = TransferEnds()
-        return ends
-
     def _begin(self, plan: Plan, direction: str) -> None:
         """Enter the start of a numbered transfer."""
         job = plan.connector_id, plan.transfer_id or 0
         self.jobs[job] = plan
-        ends = self._ends(plan, direction)
+        ends = self.transfer_ends[plan.connector_id, direction]
         ends.open.pop(plan.request or "", None)  # the same load that its allocation announced
         ends.begin(job, plan)
         self._open(plan, plan.blocks_ids or ())
@@ -495,14 +483,15 @@ class Engine:
 
     def _end(self, key: Job | str, began: Event, direction: str, event: Event) -> None:
         """Enter the end of a transfer. Its time is measured up to the previous event: this one may be a jump of the clock."""
-        self._ends(began, direction).end(key, event, max(0, self.time.now_ns - self.time.of(began)))
+        took_ns = max(0, self.time.now_ns - self.time.of(began))
+        self.transfer_ends[began.connector_id, direction].end(key, event, took_ns)
 
     def _enter_store(self, event: Store) -> None:
         self.storing.add(event.connector_id)
 
     def _stored(self, event: StorePlan) -> None:
         if not event.count:
-            return  # the connector says that it had no room
+            return  # the connector reported a full store
         keys = self.keys(event.connector_id)
         if event.chunk_keys is None:
             keys.unnamed = True
@@ -531,12 +520,10 @@ class Engine:
 
     def _leave(self, event: Event) -> None:
         """Enter that a request frees its blocks. A child of a MultiConnector may report this again."""
-        self._holds_nothing(event.request or "")
-        self.left.setdefault(event.request or "", event)
-
-    def _holds_nothing(self, request: str) -> None:
+        request = event.request or ""
         self.tables.pop(request, None)
         self.unknown_tables.discard(request)
+        self.left.setdefault(request, event)
 
     def _open(self, event: Event, blocks: Iterable[int]) -> None:
         request = event.request or ""

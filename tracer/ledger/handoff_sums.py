@@ -90,19 +90,13 @@ class Flow:
         }
 
 
-class Flows:
-    """The sums by giving and taking engine."""
+class Flows(BoundedDict[tuple[str, str], Flow]):
+    """The sums by giving and taking engine; those of a new pair are 0. Another thread must iterate over a copy of the items,
+    which `list` makes at once."""
 
     def __init__(self) -> None:
-        self._flows: BoundedDict[tuple[str, str], Flow] = BoundedDict(MAX_FLOWS)
+        super().__init__(MAX_FLOWS)
 
-    def of(self, giver: str, taker: str) -> Flow:
-        """The sums of a pair of engines."""
-        flow = self._flows.get((giver, taker))
-        if flow is None:
-            flow = self._flows[giver, taker] = Flow()
+    def __missing__(self, engines: tuple[str, str]) -> Flow:
+        flow = self[engines] = Flow()
         return flow
-
-    def known(self) -> list[tuple[tuple[str, str], Flow]]:
-        """All sums. Any thread may call this."""
-        return list(self._flows.items())  # an atomic copy

@@ -7,9 +7,8 @@ known only if one recorder recorded both, or if a message proves it. Pure and bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.cache_groups import NULL_BLOCK
@@ -59,14 +58,6 @@ KINDS = frozenset({
 """The events that are entered."""
 
 
-class Taker(NamedTuple):
-    """A request that received the hand-off: its side, and the end of its load. The loaded blocks may still be recomputed."""
-
-    event: Handoff
-    received: Received
-    recomputed: bool
-
-
 @dataclass(slots=True, eq=False)
 class Pair:
     """One hand-off: the known state of the giving engine, and of the taking requests.
@@ -86,7 +77,7 @@ class Pair:
             ended, by the giving engine's clock; 0 if there is no such wait.
         takers: the sides of the requests that are to read it, by engine and request.
         declined: the sides of requests that were refused, or disconnected, before they were scheduled.
-        loads: the ends of successful loads.
+        loads: the ends of successful loads, in order of arrival, by engine and request.
         failed: requests with a failed load or read: no report need follow.
         counted: the counted ends of the taking requests.
         counted_as: the outcome as which the giving engine's end is counted so far.
@@ -152,10 +143,8 @@ class Pair:
         """The report after which the rank that released its blocks with this event no longer needed to keep them: the report
         of its last reader, each counted once, or the end of its last write. None if not all are known to be done."""
         here = [each for each in self.reports if _rank(each) == _rank(freed)]
-        reads, ended = (
-            [each for each in here if isinstance(each, Read)],
-            [each for each in here if isinstance(each, Xfer)],
-        )
+        reads = [each for each in here if isinstance(each, Read)]
+        ended = [each for each in here if isinstance(each, Xfer)]
         expected, readers = _expected(reads), set()
         for read in reads:
             readers.add(read.peer)
@@ -195,11 +184,6 @@ class Pair:
     def is_given_out(self) -> bool | None:
         """Whether one of the blocks was allocated to another request before the late report; None if unknown."""
         return True if self.given_out is not None else False if self.followed else None
-
-    @property
-    def received(self) -> Iterator[Taker]:
-        """The requests that received it, in order of arrival."""
-        return (Taker(self.takers[place], load, place in self.recomputed) for place, load in self.loads.items())
 
     @property
     def done(self) -> list[Received | RequestEnd]:
@@ -378,7 +362,7 @@ class HandOffs:
             self._sum_up(pair, event)
             self._sum_up_end(pair, pair.counted.get(_place(event)))
             if pair.counted_as is not None and pair.given is not None and event.engine not in before:
-                self.flows.of(pair.given.engine, event.engine).outcomes[pair.counted_as] += 1
+                self.flows[pair.given.engine, event.engine].outcomes[pair.counted_as] += 1
                 if not before:
                     self._count_unclaimed(pair, -1)
 
@@ -427,10 +411,9 @@ class HandOffs:
             return False
         if isinstance(event, Read):
             return True
-        of_another_rank = (
-            released.role != SCHEDULER and released.rank != event.rank
-        )  # their blocks are released together
-        return event.end_ns > released.end_ns and not of_another_rank
+        if released.role != SCHEDULER and released.rank != event.rank:
+            return False  # each rank releases its own blocks
+        return event.end_ns > released.end_ns
 
     def enter_read(self, event: Read) -> None:
         """Enter a reader's report to the giving engine that it has read the blocks."""
@@ -449,9 +432,8 @@ class HandOffs:
             pair.freed = pair.freed or event
         first = pair.released
         if first is None or (isinstance(first, Sent) and isinstance(event, Free) and first.recorder != event.recorder):
-            pair.released = (
-                event  # a worker releases blocks and its scheduler frees them; either report may arrive first
-            )
+            # A worker releases blocks and its scheduler frees them; either report may arrive first.
+            pair.released = event
             if first is None:
                 self._given_back(pair)
             else:
@@ -576,7 +558,7 @@ class HandOffs:
     def _sum_up_end(self, pair: Pair, ended: HandedOver | None) -> None:
         """Count this end of a taking request, as soon as the giving engine is known."""
         if ended is not None and (giver := pair.giver) is not None:
-            flow = self.flows.of(giver, ended.event.engine)
+            flow = self.flows[giver, ended.event.engine]
             flow.outcomes[ended.outcome] += 1
             flow.waited_ns += ended.lasted_ns if ended.outcome is Outcome.LOADED else 0
 
@@ -593,7 +575,7 @@ class HandOffs:
         if not pair.readers:
             self._count_unclaimed(pair, 1)
         for engine in pair.reading_engines:
-            self.flows.of(given.engine, engine).outcomes[outcome] += 1
+            self.flows[given.engine, engine].outcomes[outcome] += 1
         undecided = self._undecided.setdefault(released.recorder, {}) if self.on_end is not None else {}
         if outcome is Outcome.FREED and len(undecided) < MAX_WATCHED:
             undecided[pair] = 0
@@ -607,7 +589,7 @@ class HandOffs:
             return
         pair.counted_as = outcome
         for engine in pair.reading_engines or (NOBODY,):
-            outcomes = self.flows.of(given.engine, engine).outcomes
+            outcomes = self.flows[given.engine, engine].outcomes
             outcomes[before] -= 1
             outcomes[outcome] += 1
         if any(pair in undecided for undecided in self._undecided.values()):
@@ -626,7 +608,7 @@ class HandOffs:
     def _count_unclaimed(self, pair: Pair, more: int) -> None:
         """Count a hand-off that ended without a known taking request, or correct this when one becomes known."""
         assert pair.given is not None
-        flow = self.flows.of(pair.given.engine, NOBODY)
+        flow = self.flows[pair.given.engine, NOBODY]
         flow.handoffs += more
         flow.tokens += more * (pair.given.handoff_tokens or 0)
         flow.outcomes[pair.counted_as or _outcome(pair)] += more
@@ -635,7 +617,7 @@ class HandOffs:
         """Count a request that takes or declines, as soon as the giving engine is known."""
         if (giver := pair.giver) is None:
             return
-        flow = self.flows.of(giver, reader.engine)
+        flow = self.flows[giver, reader.engine]
         if not reader.declines:
             flow.handoffs += 1
             flow.tokens += reader.handoff_tokens or reader.prompt or 0

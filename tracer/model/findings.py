@@ -49,7 +49,6 @@ class Unknown(StrEnum):
     LATE = "the recorder was running before kvtrail listened"
     LEVEL = "the level of recording is too low"
     UNSEEN = "the call before it was not recorded"
-    DELAYED = "the connector may still give it back"
     PROBE = "the connector has no probe that shows it"
     SAMPLED = "only sampled requests are recorded"
     VERSION = "this vLLM does not show it"
@@ -81,6 +80,12 @@ class Drift:
 
 Judgement = Literal[Verdict.OK] | Unknown | Drift | tuple[Drift, ...] | None
 """The judgement of one event; None where the rule does not apply. One event may show several drifts."""
+
+
+def combined(*judgements: Judgement) -> Judgement:
+    """The judgement of several checks of one event: all their drifts, or the first other judgement."""
+    drifts = tuple(each for each in judgements if isinstance(each, Drift))
+    return drifts or next((each for each in judgements if each is not None), None)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Literal
 
 
 class By(StrEnum):
@@ -23,4 +23,3 @@ class By(StrEnum):
 
 OfRequests = Literal[By.ENGINE, By.MODEL, By.CONNECTOR, By.TENANT, By.PREFIX]
 """The labels of requests; the others are labels of wasted tokens."""
-OF_REQUESTS: tuple[By, ...] = get_args(OfRequests)

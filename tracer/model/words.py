@@ -174,7 +174,6 @@ ADVICE = {
     Unknown.LEVEL: "Record at the level that the rule needs (docs/rules.md); a `level_file` changes it at any time.",
     Unknown.UNSEEN: "Nothing to do, unless it is frequent: then the calls come in an order that kvtrail does not know.",
     Unknown.ONE_SIDE: "Record the other engine, too, and have it report here, or to a sidecar with the same ClickHouse.",
-    Unknown.DELAYED: "It resolves when the connector releases what it keeps.",
     Unknown.PROBE: "A probe for the connector would show it (docs/connectors.md). Where the overview says that it is off,"
     " the engine's log says why.",
     Unknown.SAMPLED: "Record all requests: `unsampled: record`. The sampler's decision travels along as an attribute.",

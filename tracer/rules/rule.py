@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from string import Formatter
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
@@ -45,7 +44,8 @@ class Rule(ABC):
     kinds: ClassVar[frozenset[Kind]] = frozenset()
     """The kinds of the events that it judges; derived from its type parameter."""
     only_with: ClassVar[str] = ""
-    """A field of its events. The rule is not asked about events in which this field is None."""
+    """A field of its events. The rule is not asked about events in which this field is None. Without block ids, this saves
+    5 % of the detector's time."""
     State: ClassVar[type[Any] | None] = None
     """The class of the rule's own state, which is updated by events: see `ledger/rule_states.py`."""
     shares_state: ClassVar[bool] = False
@@ -59,7 +59,7 @@ class Rule(ABC):
         if cls.__module__ != __name__ and not hasattr(cls, "id"):
             cls.id = pages.rule_id(cls.__module__.rpartition(".")[2])
 
-    @cached_property
+    @property
     def page(self) -> Page:
         """The rule's page."""
         return pages.page(self.id)

@@ -196,7 +196,7 @@ def test_an_attribute_means_the_same_wherever_it_comes_from() -> None:
 
 
 def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.ingest.decode._MAX_REMEMBERED", 3)
+    monkeypatch.setattr("kvtrail.tracer.ingest.protobuf._MAX_REMEMBERED", 3)
     decoder = ProtobufDecoder()
     agree(decoder, WHOLE)
     assert len(decoder._remembered) <= 3

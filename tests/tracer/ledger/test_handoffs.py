@@ -349,7 +349,7 @@ def test_why_blocks_were_given_back_does_not_depend_on_which_process_is_heard_fi
     ]
     parts = [[each for each in events if each.recorder == name] for name in ("recorder", "w", "d")]
     detector = judge([event for part in order for event in parts[part]])
-    ((engines, flow),) = [(engines, flow) for engines, flow in detector.handoffs.flows.known() if flow.handoffs]
+    ((engines, flow),) = [(engines, flow) for engines, flow in detector.handoffs.flows.items() if flow.handoffs]
     assert engines == ("engine", "d")
     assert flow.as_dict()["outcomes"] == {"read": 1, "loaded": 1}
 

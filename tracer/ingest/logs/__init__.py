@@ -1,6 +1,5 @@
-"""Importers: the log of a server that no recorder watched, read as the events that it shows.
+"""Importers: read the log of a server without a recorder as events.
 
-A log is an incomplete witness. What it prints becomes an event of the vocabulary; what it does not print stays unknown,
-and each request's numbering begins at 1, so the detector knows that something before it is missing. `docs/logs-and-traces.md`
-says which line becomes what.
+A log shows only some of the events. Facts that it does not print stay unknown. Each request's numbering begins at 1, so that
+the detector knows that earlier events are missing. `docs/logs-and-traces.md` lists the lines and their events.
 """

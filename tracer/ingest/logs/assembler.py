@@ -1,8 +1,8 @@
-"""From readings to events: lines that belong together become one, and each event gets its number.
+"""From readings to events: joins lines that belong together, and numbers the events.
 
-Numbers are the importer's own. A process is a recorder, and its events are numbered from 1, as those of a request are: number
-0 is what the log did not show. So the detector takes it for a recorder that was running before anybody listened, calls the
-request incomplete, and the rules that need its history say `unknown`.
+The importer assigns the numbers. Each process counts as a recorder. Its events, and those of each request, are numbered from
+1: number 0 stands for the events that the log does not show. So the detector treats the process as a recorder that it joined
+late and the request as incomplete, and rules that need the whole history answer `unknown`.
 """
 
 from __future__ import annotations
@@ -24,41 +24,42 @@ from kvtrail.tracer.ingest.logs.lines import Record
 
 FIRST_NUMBER = 1
 MAX_STORES = 64
-"""The most open stores of one process; beyond it the oldest is taken for one that does not end."""
+"""Maximum number of open stores of one process; beyond that, the oldest is considered never to end."""
 SAME_FAILURE_NS = 60 * 10**9
-"""Within this time, the same exception is the same failure, printed by another process; and an engine died of what raised."""
+"""Equal exceptions within this time are one failure, printed by several processes. An exception within this time before an
+engine's death is its cause."""
 MAX_REQUESTS = 50_000
-"""The most requests remembered; beyond it the one that was named least recently is forgotten."""
+"""Maximum number of remembered requests; beyond that, the one that was named least recently is forgotten."""
 MAX_FAILURES = 10_000
-"""The most exceptions remembered."""
+"""Maximum number of remembered exceptions."""
 _SCHEDULERS = {
     Kind.LOOKUP, Kind.ALLOC, Kind.LOAD_PLAN, Kind.PREEMPT, Kind.SENT, Kind.RECEIVED, Kind.STATS, Kind.HEARTBEAT,
 }  # fmt: skip
 _ID = re.compile(r"(?:chat)?cmpl-\S+|\S*[0-9a-f]{8}\S*")
-"""What a request's id looks like where no other line has named it."""
+"""The form of a request's id that no other line has named."""
 _KEY_ERROR = "KeyError"
-"""Its key may be anything's: an engine's, a block's, a parameter's name."""
+"""Its key may be of an engine, a block or a parameter, not only of a request."""
 _LACKS = declaration([Lack.CATCHES])
 
 
 @dataclass(slots=True)
 class _Process:
-    """One process that wrote lines: what it has announced and not yet reported."""
+    """A process that wrote lines, with the transfers that it has announced but not yet reported."""
 
     name: str
     sequence: int = FIRST_NUMBER
     last: tuple[int, str] = (0, "")
     storing: list[Reading] = field(default_factory=list)
-    """Stores that have begun and not ended, the oldest first; one of each request."""
+    """Stores that have begun but not ended, the oldest first; at most one per request."""
     retrieved: tuple[Record, Reading] | None = None
     short_of: str | None = None
     is_over: bool = False
-    """Whether it has died: what it prints later is another process's that has the same name, or none."""
+    """Whether it has died. Later lines with its name, or without a name, are from another process."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """What is remembered of a request.
+    """The remembered state of a request.
 
     Attributes:
         next_number: by recorder, the number of its next event.
@@ -77,16 +78,16 @@ class Assembler:
         self.engine = engine
         self._processes: dict[str, _Process] = {}
         self._requests = BoundedDict[str, _Request](MAX_REQUESTS)
-        """The requests that lines name, the one that was named least recently first."""
+        """The requests that lines name, the least recently named first."""
         self._raised = BoundedDict[str, int](MAX_FAILURES)
-        """When an exception was printed last."""
+        """The time at which each exception was last printed."""
         self._last_raised: tuple[_Process, Record, str] | None = None
         self._death: tuple[_Process, Record, Reading] | None = None
-        """The engine's death that was read, and waits for the exception that it died of: vLLM prints that later."""
+        """A read death of the engine that waits for its exception, which vLLM prints later."""
         self._died_ns: int | None = None
-        """When vLLM said last that its engine had died."""
+        """The time at which vLLM last reported the death of its engine."""
         self._went_on = False
-        """Whether an engine has gone on, or another has begun, since then."""
+        """Whether an engine has continued, or another one has begun, since then."""
 
     def enter(self, record: Record, reading: Reading) -> Iterator[Event]:
         """Enter one reading; yields the events that are now complete."""
@@ -94,7 +95,7 @@ class Assembler:
             yield from self._dead(self._death)
         process = self._process(record.process)
         if record.precise and process.last == (record.at_ns, record.text):
-            return  # two handlers of one logger, or ranks that do not say who they are
+            return  # from two handlers of one logger, or from ranks that do not name themselves
         process.last = (record.at_ns, record.text)
         if reading.role not in (Role.SHORT_OF, Role.SHORTFALL):
             yield from self._load_is_over(process)
@@ -123,7 +124,7 @@ class Assembler:
                 self._read_death(process, record, reading)
 
     def close(self) -> Iterator[Event]:
-        """The events that waited for a line which did not come."""
+        """The events that waited for a further line when the log ended."""
         for process in self._processes.values():
             yield from self._load_is_over(process)
         if self._death is not None:
@@ -137,8 +138,8 @@ class Assembler:
         return process
 
     def _stored(self, process: _Process, record: Record, reading: Reading) -> Iterator[Event]:
-        """`Stored` counts tokens, `Storing` before it names the request and the first token. Without it the place is
-        unknown, and there is no event."""
+        """Enter a `Stored` line. It counts tokens; the `Storing` line before it names the request and the first token.
+        Without that line the position is unknown, and there is no event."""
         of = reading.fields.pop("of")
         begun = [each for each in process.storing if reading.request in (None, each.request)]
         if not begun:
@@ -149,8 +150,8 @@ class Assembler:
         yield self._event(process, record, reading)
 
     def _load_is_over(self, process: _Process) -> Iterator[Event]:
-        """A `Retrieved` line waits for the two lines with which LMCache complains of a load that fell short: they are
-        about the same load, and the first of them names the request."""
+        """Yield the load of a waiting `Retrieved` line. It waits for the two lines with which LMCache reports that the load
+        was too short; the first of them names the request."""
         if process.retrieved is not None:
             (record, reading), process.retrieved = process.retrieved, None
             yield self._event(process, record, reading)
@@ -159,7 +160,7 @@ class Assembler:
         request, process.short_of = process.short_of, None
         if process.retrieved is not None and process.retrieved[1].fields["count"] == reading.fields["count"]:
             load = process.retrieved[1]
-            load.fields["expected"], load.error = reading.fields["expected"], reading.error  # LMCache's own complaint
+            load.fields["expected"], load.error = reading.fields["expected"], reading.error  # as LMCache reports it
             yield from self._load_is_over(process)
             return
         yield from self._load_is_over(process)
@@ -167,12 +168,12 @@ class Assembler:
         lookup = self._lookup(request)
         computed = lookup.get("computed")
         fits = computed is not None and lookup["matched"] - computed == reading.fields["expected"]
-        reading.fields["start"] = computed if fits else 0  # 0: the vocabulary demands a place, and the log has none
+        reading.fields["start"] = computed if fits else 0  # 0: an event needs a position, and the log has none
         yield self._event(process, record, reading)
 
     def _failure(self, process: _Process, record: Record, reading: Reading) -> Iterator[Event]:
-        """An exception is printed by several handlers and processes as the engine dies; it is raised once. The request that
-        it names is kept if another line has named it, too, or if the exception calls it a request and it looks like one."""
+        """Enter an exception once, although several handlers and processes print it as the engine dies. The request that it
+        names counts if another line names it too, or if the exception calls it a request and it has the form of an id."""
         error = reading.error or ""
         last_ns = self._raised.pop(error, None)
         self._raised[error] = record.at_ns
@@ -189,8 +190,8 @@ class Assembler:
             self._read_death(process, record, reading)
 
     def _add_lookup(self, reading: Reading) -> None:
-        """Add to LMCache's assertion what the lookup before it said. Older versions do not name the request: it is the only
-        one with a last lookup of the same two numbers, if there is one."""
+        """Add the total of the preceding lookup to LMCache's assertion. Older versions do not name the request: it is the
+        only request, if any, whose last lookup had the same two numbers."""
         numbers = {name: reading.fields[name] for name in ("matched", "computed")}
         if reading.request is None:
             fitting = [name for name, known in self._requests.items() if numbers.items() <= known.lookup.items()]
@@ -204,7 +205,7 @@ class Assembler:
         return {} if known is None else known.lookup
 
     def _read_death(self, process: _Process, record: Record, reading: Reading) -> None:
-        """vLLM says in several lines and processes that its engine has died; it dies once."""
+        """Enter a death once, although vLLM reports it in several lines and processes."""
         if self._death is not None:
             if reading.is_fatal and not self._death[2].is_fatal:
                 self._death = process, record, reading

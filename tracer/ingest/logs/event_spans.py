@@ -1,6 +1,6 @@
 """An imported event as a span.
 
-Ids are made of the engine, the process and the number, so that a log which is imported twice gives the same spans.
+Ids are derived from the engine, the process and the number, so that importing a log twice gives equal spans.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Exceptions in a log: those that a connector's call raised, from a traceback or from a message that is known.
+"""Exceptions of a connector's calls in a log, from a traceback or from a known message.
 
-A process that dies prints a traceback, and others print it again. It tells which call of the connector failed; where nothing
-but the last line is in the log, its text must be one that a connector of vLLM 0.32 or LMCache is known to raise.
+A process that dies prints a traceback, and other processes print it again. It shows which call of the connector failed. If
+only its last line is in the log, the text must be a known one of a connector of vLLM 0.32 or of LMCache.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ _RAISED = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Timeout|Breach))(?::\s*(?P<text>.*))?$"
 )
 _FATAL_FRAMES = frozenset({"run_engine_core", "run_mp_engine"})
-"""The outermost functions of an engine's process: a traceback shows them if nobody within has caught the exception."""
+"""The outermost functions of an engine's process. A traceback shows them if no inner function caught the exception."""
 _CARETS = re.compile(r"^[\s^~]*$")
 _BEGINS = "Traceback (most recent call last)"
 _CONNECTORS_FILE = re.compile(r"kv_connector|kv_offload|lmcache|kvtrail|[/_]connectors?[/._]", re.IGNORECASE)
 _INSTALLED = re.compile(r".*(?:/(?:site|dist)-packages/|/lib/python3\.\d+/)")
 _PACKAGE = re.compile(r".*(?<!/integration)(?=/(?:vllm(?:_\w+)?|lmcache|kvtrail/(?:connector|dashboard|tracer))/)")
-"""What is ahead of the last package that is known; LMCache has a `vllm` of its own in `lmcache/integration`."""
+"""The path up to the last known package. LMCache has a package `vllm` in `lmcache/integration`."""
 CAUGHT = frozenset({"DEBUG", "INFO", "WARNING"})
-"""Levels at which a process logs an exception that it has caught, and goes on."""
+"""Levels at which a process logs exceptions that it caught and survives."""
 _REQUEST = re.compile(
     rf"\b(?:[Rr]equest|[Rr]eq)(?:[ _]?id)?[ :=]+['\"]?(?P<id>[^{ID_STOPS}:]+)|^KeyError: ['\"](?P<key>[^'\"]+)"
 )
 _MAX_FRAMES = 200
 _MAX_OTHERS = 5
-"""Lines between the frames of one traceback that are neither a frame nor its source."""
+"""Maximum number of lines in a traceback that are neither a frame nor its source."""
 
 
 @dataclass(slots=True)
 class _Traceback:
-    """A traceback as far as it was read: the path, the function and the source of each frame."""
+    """The lines of a traceback that were read so far: the path, the function and the source of each frame."""
 
     frames: list[list[str]] = field(default_factory=list)
     wants_source: bool = False
@@ -68,12 +68,12 @@ class Tracebacks:
         self._open: dict[str, _Traceback] = {}
 
     def close(self, process: str) -> bool:
-        """The process's traceback has ended with a line that was understood. Returns whether nobody caught it."""
+        """Note that a readable line has ended the process's traceback. Returns whether nothing caught its exception."""
         held = self._open.pop(process, None)
         return held is not None and held.is_fatal
 
     def read(self, record: Record) -> Reading | None:
-        """Enter a line; returns what a traceback says that ends with it, if it is about a connector."""
+        """Enter a line. Returns the reading of a traceback that it ends, if the traceback is about a connector."""
         text = record.text
         if _BEGINS in text:
             self._open[record.process] = _Traceback()
@@ -101,7 +101,7 @@ class Tracebacks:
 
 
 def _failure(held: _Traceback, name: str, text: str | None) -> Reading | None:
-    """What a traceback says: the connector's call that raised, or another exception that ended the engine."""
+    """The reading of a traceback: a call of the connector that raised, or another exception that ended the engine."""
     source = held.frames[-1][2]
     error = kept(f"{name}: {text}" if text else f"{name}: {source}" if source else name)
     calls = SCHEDULER_CALLS | WORKER_CALLS
@@ -113,8 +113,8 @@ def _failure(held: _Traceback, name: str, text: str | None) -> Reading | None:
 
 
 def _is_connectors(path: str) -> bool:
-    """Whether a file is a connector's. Only the path within its package says so: where a package is installed, and how the
-    folders of a checkout are named, says nothing. Of a package that is not known, the file and its folder count."""
+    """Whether a file belongs to a connector, by its path within its package: the folder of an installation or checkout may
+    have any name. For an unknown package, the names of the file and its folder decide."""
     path = path.replace("\\", "/")
     for ahead in (_INSTALLED, _PACKAGE):
         if (match := ahead.match(path)) is not None:
@@ -123,7 +123,7 @@ def _is_connectors(path: str) -> bool:
 
 
 def failed(call: str, error: str, *, is_fatal: bool = False) -> Reading:
-    """A call of the connector that raised; the assembler knows whether the request that the message names is one."""
+    """The reading of a connector's call that raised. The assembler decides whether the named request is a real one."""
     match = _REQUEST.search(error)
     request = None if match is None else (match["id"] or match["key"]).rstrip(".;)")
     return Reading(Role.FAILURE, request, Kind.FAILURE, {"call": call}, error=error, is_fatal=is_fatal)
@@ -140,7 +140,7 @@ def _raised(call: str, hint: str, pattern: str) -> LinePattern:
 
 
 FAILURES = (
-    # vLLM, of its engine's end
+    # vLLM, about the end of its engine
     pattern_of("EngineCore ", r"^EngineCore (?:encountered a fatal error|hit an exception|failed to start)", _died),
     pattern_of("EngineDeadError", r"^(?:[A-Za-z_][\w.]*\.)?(?:Async|MQ)?EngineDeadError\b.{0,200}", _died),
     pattern_of(" died", r"^Engine (?:core )?proc(?:ess)?\b.{1,80}? died\b.{0,40}", _died),

@@ -1,4 +1,4 @@
-"""The content of one line of a log, before it is joined with its neighbours."""
+"""The patterns of lines in a log, and the reading of one line before it is joined with others."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any
 from kvtrail.tracer.events.semconv import Kind
 
 NUMBER = r"\d{1,15}(?!\d)"
-"""A count; longer runs of digits are damage, and would not fit into a span."""
+"""A count. Longer runs of digits are treated as damage; they would not fit into a span."""
 
 ID_STOPS = r"\s,\"'`\\"
 """Characters, inside a class of a pattern, that end the id of a request. A quotation mark ends a quoted line, too."""
 
 
 class Role(Enum):
-    """How a reading is put together with others."""
+    """How a reading is joined with others."""
 
     EVENT = auto()
-    """It is an event, complete in itself."""
+    """A complete event."""
     STORING = auto()
-    """It announces the store that the process will report next."""
+    """Announces the store that the process will report next."""
     STORED = auto()
     NOT_STORED = auto()
-    """The store that the process has announced last is given up."""
+    """The store that the process announced last will not happen."""
     RETRIEVED = auto()
     SHORT_OF = auto()
-    """It names the request of the shortfall that the process will report next."""
+    """Names the request of the shortfall that the process will report next."""
     SHORTFALL = auto()
     FAILURE = auto()
-    """A call that raised. Every process that hears of it prints it again."""
+    """A call that raised. Several processes may print it."""
     DEATH = auto()
-    """vLLM says that its engine has died."""
+    """vLLM reports that its engine has died."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Reading:
     connector_id: str = ""
     error: str | None = None
     is_fatal: bool = False
-    """Whether nobody caught the exception: it ended the engine's process."""
+    """Whether nothing caught the exception, so that it ended the engine's process."""
 
 
 @dataclass(frozen=True, slots=True)

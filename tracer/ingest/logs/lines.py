@@ -1,7 +1,7 @@
-"""From the bytes of a log to records: one message each, with its time and the process that wrote it.
+"""From the bytes of a log to records: one message each, with its time and its process.
 
-Logs are pasted, coloured, prefixed by whoever ran the server, glued together by a progress bar, and cut by a terminal. A
-record begins where a logger's header stands; text before the header is the process's name, or noise.
+Logs may be pasted, coloured, prefixed by a process manager, joined by a progress bar, or wrapped by a terminal. A record
+begins at a logger's header. Text before the header is the process's name, or is ignored.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import IO
 from kvtrail.tracer.events.spans import LATEST_NS
 
 MAX_BYTES = 1 << 20
-"""A line longer than this is read in pieces: a file without line ends must not fill the memory."""
+"""Longer lines are read in pieces, so that a file without line ends cannot fill the memory."""
 _DAY_NS = 86_400 * 10**9
 
 _COLOUR = re.compile(r"(?:\x1b|\^\[|#033|\\x1b|\\033|\\u001[bB])\[[0-9;?]*[A-Za-z]|\ufffd?\[\d{1,3}(?:;\d{1,3}){0,4}m")
-"""Colour codes: with the escape character, with one of its spellings, and with it lost or replaced."""
+"""Colour codes: with the escape character, with one of its spellings, or with the character lost or replaced."""
 _ESCAPES = ("\x1b", "^[", "#033", "\\x1b", "\\033", "\\u001")
 _LOST_ESCAPE = re.compile(r"\[\d{1,3}(?:;\d{1,3}){0,4}m")
 _HEADER = re.compile(
@@ -29,9 +29,10 @@ _HEADER = re.compile(
     r"|(?P<word>(?<=\bD)EBUG|(?<=\bI)NFO|(?<=\bW)ARNING|(?<=\bE)RROR|(?<=\bC)RITICAL)\s+"
     r"(?P<short>\d\d-\d\d \d\d:\d\d:\d\d)\s+\[?[\w./-]+:\d+\]\s*)"
 )
-"""It begins with a set of letters, which is found many times as fast as two alternatives. `word` lacks its first letter."""
+"""A logger's header. It begins with a set of letters, which the engine finds much faster than two alternatives; so `word`
+lacks its first letter."""
 _DATED = re.compile(r"(?<!\d)(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(?!\d)")
-"""A time in front of a line that has no header: of a container's runtime, or of a logger with a format of its own."""
+"""A time before a line without a header: from a container's runtime, or from a logger with another format."""
 _DATE_FITS = 80
 _RANK_AHEAD = re.compile(r"^\s*\[rank(\d{1,6})\]:?")
 _NAMES = r"(?:\(?[\w.,:= -]*\bpid=\d+[\w.,:= -]*\)\s*)"
@@ -40,14 +41,14 @@ _AHEAD = re.compile(r"(?:^|[\s:\]])" + r"((?:\([\w.,:= -]*\bpid=\d+[\w.,:= -]*\)
 _NAME = re.compile(r"([\w.,:= -]*)\bpid=(\d+)([\w.,:= -]*)\)")
 _RANK = re.compile(r"TP(\d{1,6})|rank=(\d{1,6})")
 _OPEN_END = re.compile(r"\bfor (?:unrecognized )?request\s*$")
-"""A warning that names its request on the next line, as terminals and people wrap it."""
+"""A warning that was wrapped before the name of its request."""
 _NAMES_FIT = 160
 
 
 @dataclass(slots=True)
 class Record:
-    """One message. `process` tells processes apart, empty for the one that does not name itself; `precise` times have
-    milliseconds, so the same message at the same time is the same message printed twice."""
+    """One message. `process` identifies the process; it is empty if the process does not name itself. `precise` times have
+    milliseconds, so that two equal messages at the same time are one message that was printed twice."""
 
     number: int
     text: str
@@ -56,16 +57,16 @@ class Record:
     rank: int = 0
     precise: bool = False
     logged: bool = False
-    """Whether it has a time of its own; without one, the time is that of the line before."""
+    """Whether it has its own time. Otherwise it has the time of the line before."""
     level: str = ""
     """The level in its own header, such as `WARNING`; empty without a header."""
 
 
 class Lines:
-    """Splits a log into records; remembers the time and the process for the lines that name none."""
+    """Splits a log into records. Remembers the time and the process for lines that name none."""
 
     def __init__(self, *, file_ns: int) -> None:
-        """`file_ns` is when the file was last written: the only hint at the year where no line has one."""
+        """`file_ns` is the time at which the file was last written, from which the year is guessed if no line has one."""
         self._file_ns = file_ns
         self._last_ns: int | None = None
         self._process, self._rank = "", 0
@@ -113,7 +114,7 @@ class Lines:
             yield Record(number, text, self._now(), self._process, self._rank, precise, True, level)
 
     def _bare(self, line: str, number: int) -> Record:
-        """A line without a header: it goes on where the last one stopped, unless it has a time or a name of its own."""
+        """A line without a header. It has the time and the process of the line before, unless it has its own."""
         dated = False
         if date := _DATED.search(line[:_DATE_FITS]):
             seconds = _seconds(date[1].replace("T", " "))
@@ -140,7 +141,7 @@ class Lines:
         return self._without_year(header["short"])
 
     def _without_year(self, text: str) -> int | None:
-        """vLLM prints no year: the one that brings the time nearest to the line before it, or not after the file's."""
+        """A time with a guessed year: nearest to the line before, or else not after the file's time. vLLM prints no year."""
         near = self._now()
         year = datetime.fromtimestamp(near / 1e9, UTC).year
         times = [s * 10**9 for y in (year - 1, year, year + 1) if (s := _seconds(f"{y:04}-{text}")) is not None]

@@ -1,5 +1,4 @@
-"""LMCache's lines, through its versions from 0.3.0 to 0.5 in vLLM's process, and those of its siblings, which print the same
-with another name.
+"""The lines of LMCache 0.3.0 to 0.5 in vLLM's process, and of related systems that print the same lines under another name.
 
 The formats are those of LMCache's `vllm_v1_adapter.py`, `cache_engine.py`, `storage_manager.py`, `token_database.py` and
 `memory_management.py`.
@@ -20,11 +19,11 @@ _CONNECTOR = "LMCache"
 
 
 def _lookup(match: re.Match[str]) -> Reading:
-    """The scheduler asked. `need to load` may be negative, and newer versions print 0 instead; both answer 0 new tokens.
+    """A lookup of the scheduler. `need to load` may be negative, and newer versions print 0 instead; both mean 0 new tokens.
 
-    Where vLLM's computed tokens are not printed they follow from h - c, except on a full hit (from which some versions
-    subtract one token, and some have before) and where the answer would be checked against a number that was derived
-    from it: then only what the store holds is known, which is what one rank's lookup says.
+    If vLLM's computed tokens are not printed, they follow from h - c. There are two exceptions: a full hit, from which some
+    versions subtract one token, and an answer that would be judged by a number derived from it. In these cases, only the
+    matched length is known, as in the lookup of one rank.
     """
     total, matched, need = numbers(match, "total", "matched", "need")
     printed = match["computed"] or match["num_computed"]
@@ -73,7 +72,7 @@ def _backend(match: re.Match[str]) -> Reading:
 
 
 def _key(match: re.Match[str]) -> Reading:
-    """A key stands for its content only where the preview shows all of the chunk's tokens; as a rule it shows ten."""
+    """A chunk's key. Its content is known only if the preview shows all of the chunk's tokens; it usually shows ten."""
     fields = {"chunk_key": _hex(match["key"])}
     if match["parent"] != "None":
         fields["chunk_parent"] = _hex(match["parent"])
@@ -84,13 +83,13 @@ def _key(match: re.Match[str]) -> Reading:
 
 
 def _scheduled(match: re.Match[str]) -> Reading:
-    """The number is the length of the prefix; what vLLM has of it is not loaded."""
+    """A planned load. The printed number is the length of the prefix, including the part that vLLM has."""
     prefix, start = numbers(match, "count", "computed")
     return Reading(Role.EVENT, match["request"], Kind.LOAD_PLAN, {"start": start, "count": max(0, prefix - start)})
 
 
 def _hex(text: str) -> str:
-    """A hash as the vocabulary has keys: shortened hexadecimal digits."""
+    """A hash in the form of a recorded key: shortened hexadecimal digits."""
     return f"{int(text) & (2**64 - 1):016x}" if re.fullmatch(r"-?\d{1,20}", text) else text[:16]
 
 

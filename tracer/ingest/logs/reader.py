@@ -1,4 +1,4 @@
-"""A log as a source of spans, read line by line, with the same face as a trace file's reader."""
+"""Reads a log line by line as spans or events, with the interface of a trace file's reader."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from kvtrail.tracer.ingest.logs.vllm import VLLM
 from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace, is_framed
 
 PATTERNS = (*FAILURES, *LMCACHE, *VLLM)
-"""All that is read. The first pattern that reads a line counts."""
+"""All known lines. The first pattern that reads a line counts."""
 _START = 1 << 20
 _TRACE = re.compile(rb'^(?:\xef\xbb\xbf)?\{(?:\s*|[^\n]*)"resource(?:Spans|_spans)"', re.MULTILINE)
 """The beginning of a request in JSON."""
 
 
 def read(text: str) -> Reading | None:
-    """What a message says, in whichever system's words."""
+    """The reading of a message; None if no pattern reads it."""
     for each in PATTERNS:
         if each.hint not in text or (match := each.pattern.search(text)) is None:
             continue
@@ -39,11 +39,11 @@ def read(text: str) -> Reading | None:
 
 
 class LogReader:
-    """Reads one log; a line that says nothing about KV is counted, never fatal.
+    """Reads one log. A line that no pattern reads is counted, never fatal.
 
     Attributes:
-        understood, unread: messages that were read, and that were not; blank lines are neither.
-        bad_lines: where the file itself is damaged.
+        understood, unread: numbers of messages that a pattern read, and of other messages; blank lines do not count.
+        bad_lines: (line number, reason) of damage to the file itself.
     """
 
     def __init__(self, path: Path, *, engine: str | None = None) -> None:
@@ -61,19 +61,19 @@ class LogReader:
 
     @property
     def summary(self) -> str:
-        """How many of its lines were read, in a sentence."""
+        """A sentence about the numbers of read and unread lines."""
         return f"{self.path}: {self.understood} lines read, {self.unread} unread; `kvtrail replay` shows what they say."
 
     def spans(self) -> Iterator[Span]:
         """The events as spans, in the order of the log.
 
         Raises:
-            UnusableTrace: the file cannot be opened, or no line of it says anything about KV.
+            UnusableTrace: the file cannot be opened, or no pattern reads any of its lines.
         """
         return map(span_of, self.events())
 
     def events(self) -> Iterator[Event]:
-        """What the log shows, in its order.
+        """The events that the log shows, in its order.
 
         Raises:
             UnusableTrace: as for `spans`.
@@ -116,15 +116,15 @@ class LogReader:
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file is a text that is no trace, such as a server's log: its first MiB decides. The standard input cannot be
-    read twice, and is taken for a log."""
+    """Whether the first MiB of a file is text, but not of a trace. The standard input cannot be read twice, so it is always
+    treated as a log."""
     if path == STDIN:
         return True
     try:
         with files.opened(path) as (file, _):
             start = file.read(_START)
     except OSError:
-        return False  # whoever opens the file next says what is wrong with it
+        return False  # the error is reported when the file is read
     return not is_framed(start) and b"\0" not in start and _TRACE.search(start) is None
 
 
@@ -138,6 +138,6 @@ def readers(paths: Iterable[Path]) -> tuple[list[TraceReader], list[LogReader]]:
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """What to call the engine behind each log: the file's name, and its path where two files have the same."""
+    """The engine's name for each log: the file's name, or its path if several files have this name."""
     known = [path.name for path in dict.fromkeys(paths)]
     return [str(path) if known.count(path.name) > 1 else path.name for path in paths]

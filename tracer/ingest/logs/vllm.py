@@ -28,7 +28,7 @@ def _skipped_load(match: re.Match[str]) -> Reading:
         "start": 0,
         "count": 0,
         "expected": int(match["count"]),
-    }  # the vocabulary demands a place, and the log has none
+    }  # an event needs a position, and the log has none
     return Reading(
         Role.EVENT, match["request"], Kind.LOAD, fields, connector="SimpleCPUOffloadConnector", error=match[0]
     )

@@ -17,7 +17,7 @@ class AmbiguousHandoff(PairRule[Handoff]):
             return OK
         name, other = known
         if other.launch != event.launch and other.engine == event.engine:
-            return None  # what the engine kept before it was started again is gone
+            return None  # a restarted engine has lost its kept blocks
         if other.recorder != event.recorder:
             return Unknown.ORDER
         if engine.lost_number > other.sequence:

@@ -19,7 +19,7 @@ class StaleHandoff(PairRule[Read | Received | Xfer]):
         pair = engine.handoffs.given_by(event) if by_giver else engine.handoffs.taken_by(event)
         if pair is None:
             return None
-        late, received = pair.late, [(taker.received, taker.recomputed) for taker in pair.received]
+        late, received = pair.late, [(load, place in pair.recomputed) for place, load in pair.loads.items()]
         if isinstance(event, Received):
             if not engine.handoffs.receives(event):
                 return None
@@ -41,7 +41,7 @@ class StaleHandoff(PairRule[Read | Received | Xfer]):
         is_read = isinstance(late, Read)
         several = bool(pair.reports) and len(pair.takers) > 1
         if before is pair.released and ((is_read and pair.expired is None) or several):
-            return Unknown.ORDER  # the late report is another's, or has come twice
+            return Unknown.ORDER  # the late report may be another reader's, or a duplicate
         numbers = {
             "where": "taken",
             "giver": late.engine,

@@ -16,7 +16,7 @@ class DuplicateLoad(RequestRule[Lookup]):
         if not loads or answer is None:
             return None
         preempted = loads[0].alloc.epoch < event.epoch
-        if preempted:  # what another connector holds may be loaded
+        if preempted:  # KV of another connector's store may be loaded
             loads = tuple(load for load in loads if load.alloc.connector_id == event.connector_id)
             if not loads or not event.has(Capability.RECEIVES_ONCE):
                 return None
@@ -44,13 +44,13 @@ class DuplicateHandoff(PairRule[Received]):
         pair = engine.handoffs.taken_by(event)
         if pair is None or not engine.handoffs.receives(event):
             return None
-        before = next(pair.received, None)
-        if before is None:
+        if not pair.loads:
             return OK
-        first, second = engine.handoffs.in_order(before.received, event)
+        place, load = next(iter(pair.loads.items()))
+        first, second = engine.handoffs.in_order(load, event)
         numbers = {
             "where": "received twice",
-            "key": before.event.handoff_keys[0],
+            "key": pair.takers[place].handoff_keys[0],
             "other": first.request,
             "taker": first.engine,
         }

@@ -2,20 +2,17 @@ from __future__ import annotations
 
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import RequestEnd
-from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.account import FULL_OUTPUT, Account
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Unknown
 from kvtrail.tracer.rules.rule import RequestRule
-
-ITS_OWN_END = {"stopped", "length_capped"}
-"""The outcomes of a request that ran to its end; an aborted one is not handed on."""
 
 
 class RefusedHandoff(RequestRule[RequestEnd]):
     only_with = "handoff"
 
     def judge(self, event: RequestEnd, account: Account) -> Judgement:
-        if not event.handoff or not event.has(Capability.HANDS_ON) or event.outcome not in ITS_OWN_END:
-            return None
+        if not event.handoff or not event.has(Capability.HANDS_ON) or event.outcome not in FULL_OUTPUT:
+            return None  # an aborted request is not handed on
         lookups = account.evidence.recent_lookups
         of_children = len(account.evidence.connectors) > 1
         if of_children and not any(each.has(Capability.ANSWERS_FOR_CHILDREN) for each in lookups):

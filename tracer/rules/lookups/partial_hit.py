@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvtrail.tracer.events.events import Lookup, RankLookup
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, combined
 from kvtrail.tracer.rules.rule import RequestRule
 
 
@@ -13,9 +13,7 @@ class PartialHit(RequestRule[Lookup]):
         answers = account.evidence.rank_lookups
         if not answers:
             return None
-        found = [_judge_ranks(event, answers), _judge_groups(event, answers)]
-        drifts = tuple(each for each in found if isinstance(each, Drift))
-        return drifts or next((each for each in found if each is not None), None)
+        return combined(_judge_ranks(event, answers), _judge_groups(event, answers))
 
 
 def _judge_ranks(event: Lookup, answers: Sequence[RankLookup]) -> Judgement:

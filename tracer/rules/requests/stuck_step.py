@@ -31,8 +31,9 @@ class StuckStep(EngineRule[Heartbeat]):
         if event.scheduler_step is None or event.scheduler_running is None:
             return None
         since = engine.states[InStep].first
-        goes_on = since is None or since.scheduler_step != event.scheduler_step
-        if goes_on or since is None or not event.scheduler_running or event.scheduler_paused:
+        if since is None or since.scheduler_step != event.scheduler_step:
+            return OK
+        if not event.scheduler_running or event.scheduler_paused:
             return OK
         stuck_s = (engine.time.now_ns - engine.time.of(since)) / 1e9
         if stuck_s < STUCK_S:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kvtrail.tracer.events.events import Alloc, Event, Evict, LoadPlan, Lookup, Prefetch, RequestEnd, Reset
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, combined
 from kvtrail.tracer.rules.rule import EngineRule
 
 MAX_FETCHES = 10_000
@@ -42,9 +42,7 @@ class EvictedInUse(EngineRule[Alloc | LoadPlan | Evict | Prefetch]):
 
     def judge(self, event: Alloc | LoadPlan | Evict | Prefetch, engine: Engine) -> Judgement:
         if type(event) is Evict:
-            found = [_judge_open_loads(event, engine), _judge_open_store(event, engine)]
-            drifts = tuple(each for each in found if isinstance(each, Drift))
-            return drifts or next((each for each in found if each is not None), None)
+            return combined(_judge_open_loads(event, engine), _judge_open_store(event, engine))
         return _judge_fetch(event, engine) if type(event) is Prefetch else _judge_found(event, engine)
 
 

@@ -54,7 +54,7 @@ def _judge_end(event: RequestEnd, account: Account) -> Judgement:
         if not size or not store.has(Capability.REPORTS_ALL_STORES):
             continue
         if isinstance(store, StorePlan) and not store.count:
-            continue  # the connector said that it had no room
+            continue  # the connector reported a full store
         if account.prompt is None:
             return Unknown.UNSEEN
         judged = True

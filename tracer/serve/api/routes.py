@@ -288,7 +288,7 @@ def handed_over(
             "taker_name": named(taker),
             **flow.as_dict(),
         }
-        for (giver, taker), flow in process.handoffs.flows.known()
+        for (giver, taker), flow in list(process.handoffs.flows.items())
         if flow.handoffs and (chosen is None or giver in chosen or taker in chosen)
     ]
     pools = {recorder.engine: recorder.pool_blocks for recorder in process.recorders.values() if recorder.pool_blocks}

@@ -150,7 +150,7 @@ def engine_gauges(
             waiting.raise_to("kept_oldest_seconds", (now_ns - evidence.end.end_ns) / 1e9)
             _add_overdue(waiting, "overdue_frees", _LATE_FREE, late)
     # A gauge that was shown may be 0 now, so all begin at 0.
-    keepers = {giver for (giver, _), _ in detector.handoffs.flows.known()} | {each.engine for each in kept}
+    keepers = {giver for (giver, _), _ in list(detector.handoffs.flows.items())} | {each.engine for each in kept}
     for engine in keepers & states.keys():
         states[engine].values |= _zeros(("state",))
     for each in kept:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from stores import FleetTracer, clickhouse
@@ -20,7 +20,7 @@ from kvtrail.tracer.ledger.lanes import Window
 from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.liveness.request_outcome import of_ending, outcome_of
 from kvtrail.tracer.model import conditions
-from kvtrail.tracer.model.grouping import OF_REQUESTS, By
+from kvtrail.tracer.model.grouping import By, OfRequests
 from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.store import FindingFilter, Selection, Sort
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
@@ -199,7 +199,7 @@ def test_durations_over_time_and_groups(both: Both) -> None:
         starts = {each["started_ns"] // (20 * S) for each in accounts if "duration" in each["times"]}
         assert {stretch for stretch, _, _ in cells} == starts
         assert len(starts) > 5
-        for by in (each for each in OF_REQUESTS if each is not By.MODEL):
+        for by in (each for each in get_args(OfRequests) if each is not By.MODEL):
             groups = both.agree("groups", which, by=by, of="duration", limit=10)
             assert sum(group.requests for group in groups) == len(accounts)
             assert sum(group.asked for group in groups) == sum(sum(each["tokens"].values()) for each in accounts)
