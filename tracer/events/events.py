@@ -20,12 +20,11 @@ from inspect import get_annotations
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Union, final, get_args, get_origin
 
-from msgspec import Meta, Struct
-
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.capabilities import Capability, of_connector
 from kvtrail.tracer.events.semconv import Attribute, Kind
 from kvtrail.tracer.events.spans import LATEST_NS
+from kvtrail.tracer.events.structs import Meta, Struct
 
 MOST = 2**50
 """A larger count is treated as damage, so that sums of counts fit into 64 bits."""

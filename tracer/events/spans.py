@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
+from kvtrail.tracer.events.structs import Struct
 
 LATEST_NS = 2**63 - 2
 """Later times are cut to this one: it fits into a store's 64 bits, and no event may have it."""
@@ -27,4 +27,4 @@ class Span(Struct, gc=False):
     resource: Mapping[str, Any]
     scope: str = ""
     error: str | None = None
-    events: list[dict[str, Any]] = []  # a struct has a list of its own
+    events: list[dict[str, Any]] = []  # noqa: RUF012  # a struct has a list of its own

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,20 @@ def span(kind: str, **attributes: object) -> Span:
 def test_every_kind_is_declared_as_a_class_that_says_what_it_is() -> None:
     assert list(events.CLASSES) == list(Kind)
     assert [kind for kind, cls in events.CLASSES.items() if not vars(cls).get("__doc__")] == []
+
+
+def test_an_engine_without_msgspec_records_the_same() -> None:
+    code = (
+        "import kvtrail.connector.recording.export_process, kvtrail.connector.tracing.traced\n"
+        "from kvtrail.tracer.events.events import FIELDS\n"
+        "print([(str(kind), a.key, a.field, a.type, a.brief) for kind, fields in FIELDS.items() for a in fields])"
+    )
+    with_it, without = (
+        subprocess.run([sys.executable, "-c", before + code], capture_output=True, text=True, check=True).stdout
+        for before in ("", "import sys; sys.modules['msgspec'] = None\n")
+    )
+    assert "kvtrail.tokens.returned" in with_it
+    assert with_it == without
 
 
 @pytest.mark.parametrize("kind", list(Kind))
