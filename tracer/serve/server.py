@@ -115,7 +115,7 @@ def serve(
     if tls is not None:
         tls.check()
     metrics = Metrics()
-    logs.set_up(logs.Format(log_format))
+    logs.set_up(log_format)
     listener = bound(host, http_port)
     url = f"{'http' if tls is None else 'https'}://{address(host, listener.getsockname()[1])}"
     with (
