@@ -52,9 +52,8 @@ def every_marker(
     resolver: OutcomeResolver, reader: Reader, *, since_ns: int, until_ns: int, chosen: Collection[str] | None = None
 ) -> list[Marker]:
     """The single markers of a range; with `chosen`, only markers of these engines."""
-    launches = {(each.engine, each.launch): each for each in (*reader.launches(), *resolver.launches.values())}
     every = [
-        *of_launches(launches.values(), resolver.engines, since_ns=since_ns, until_ns=until_ns),
+        *of_launches(resolver.every_launch, resolver.engines, since_ns=since_ns, until_ns=until_ns),
         *reader.markers(since_ns=since_ns, until_ns=until_ns, limit=MOST_OF_A_KIND),
     ]
     return [each for each in every if chosen is None or each.engine in chosen]

@@ -30,6 +30,7 @@ class OutcomeResolver:
     Attributes:
         engines: each engine's `name`, its description, and its number of `open` requests, from the store.
         launches: each engine's last launch in its current state.
+        every_launch: the same and all earlier launches.
         known: the known findings.
     """
 
@@ -50,6 +51,8 @@ class OutcomeResolver:
             )
             for engine, about in self.engines.items()
         }
+        present = (*stored, *self.launches.values())
+        self.every_launch = list({(each.engine, each.launch): each for each in present}.values())
         self.known = KnownFindings(process.known_findings.content, self.engines, at_ns=now_ns)
 
     def name(self, engine: str) -> str:
@@ -138,7 +141,11 @@ class OutcomeResolver:
         return outcome_of(status, reason, self.state(engine))
 
 
-def deaths(launches: Iterable[Launch]) -> list[dict[str, Any]]:
-    """The launches that died, as JSON-ready data."""
-    died = sorted((each for each in launches if each.state is EngineState.DIED), key=lambda each: each.ended_ns or 0)
-    return [{"engine": d.engine, "at_ns": d.ended_ns, "ended_by": d.ended_by, "lost": d.lost} for d in died]
+def deaths(launches: Iterable[Launch], *, since_ns: int, until_ns: int) -> list[dict[str, Any]]:
+    """The launches that died in a time range, including its end, as JSON-ready data."""
+    died = [
+        {"engine": each.engine, "at_ns": each.ended_ns, "ended_by": each.ended_by, "lost": each.lost}
+        for each in launches
+        if each.state is EngineState.DIED and each.ended_ns is not None and since_ns <= each.ended_ns <= until_ns
+    ]
+    return sorted(died, key=lambda death: death["at_ns"])

@@ -148,9 +148,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         range_, resolver = Range(since_ns=since, until_ns=until), OutcomeResolver(process, reader)
         rules = rule_summaries(reader, resolver, FindingFilter(engines=chosen, since_ns=since, until_ns=until))
         rows = [row for row in reader.savings(since_ns=since, until_ns=until) if chosen is None or row.engine in chosen]
-        launches = [*reader.launches(since_ns=since, until_ns=until)]
-        launches += (each for each in resolver.launches.values() if each.state is EngineState.LOST_CONTACT)
-        unique = {(each.engine, each.launch): each for each in launches if chosen is None or each.engine in chosen}
+        launches = [each for each in resolver.every_launch if chosen is None or each.engine in chosen]
 
         def place(engine: str) -> str:
             name, pod = resolver.name(engine), resolver.engines.get(engine, {}).get("pod", "")
@@ -158,7 +156,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
 
         models = {engine: str(about["model"]) for engine, about in resolver.engines.items()}
         statements = [
-            *status.of_launches(unique.values(), range_, place),
+            *status.of_launches(launches, range_, place),
             *status.of_rules(rules),
             *regressions.of_sums(
                 rows,
