@@ -65,11 +65,13 @@ class FindingReader(Database):
         )
         return [(Place(*place), severity, at_ns, number) for *place, severity, at_ns, number in rows]
 
-    def sightings(self) -> list[Sighting]:
-        """The times at which the findings of each place were first and last seen, over all time."""
+    def sightings(self, which: FindingFilter = EVERY) -> list[Sighting]:
+        """The times at which these findings were first and last seen, by place."""
+        conditions, values = _conditions(which)
         rows = self.ask(
-            "SELECT rule, engine, connector, min(first_ns), max(last_ns)"
-            f" FROM {self.table('findings')} {self.by_index} GROUP BY rule, engine, connector ORDER BY 1, 2, 3"
+            f"SELECT rule, engine, connector, min(first_ns), max(last_ns) FROM {self.table('findings')} {self.by_index}"
+            f" {conditions} GROUP BY rule, engine, connector ORDER BY 1, 2, 3",
+            **values,
         )
         return [Sighting(Place(*place), first_ns, last_ns) for *place, first_ns, last_ns in rows]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -67,7 +68,7 @@ def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilt
         {**each, "is_known": known.of(place_of(each)) is not None}
         for each in resolver.impacts(reader.findings_in_brief(which, limit=LOOKED_AT))
     ]
-    times = _times(_meeting(which, reader.sightings()))
+    times = _times(reader.sightings(replace(which, severity="", since_ns=None, until_ns=None)))
     summaries = []
     for rule, number in counts.items():
         own = [each for each in findings if each["rule"] == rule]
@@ -86,20 +87,6 @@ def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilt
 
 
 _UNTIMED = {"first_ns": 0, "last_ns": 0}
-
-
-def _meeting(which: FindingFilter, sightings: Iterable[Sighting]) -> list[Sighting]:
-    """The sightings that the filter selects."""
-    only, but = (None if places is None else {*places} for places in (which.only, which.but))
-    return [
-        each
-        for each in sightings
-        if which.rule in ("", each.place.rule)
-        and which.connector in ("", each.place.connector)
-        and (which.engines is None or each.place.engine in which.engines)
-        and (only is None or each.place in only)
-        and (but is None or each.place not in but)
-    ]
 
 
 def _times(sightings: Iterable[Sighting]) -> dict[str, dict[str, int]]:
