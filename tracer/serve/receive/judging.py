@@ -45,7 +45,7 @@ class Judge:
 
     Attributes:
         detector: the accounts and the findings.
-        savings: the sums to be written.
+        sums: the sums to be written.
         judged: the number of the last judged span.
         is_behind: whether there are stored spans that are not judged yet: after a start.
         is_recalling: whether accounts are still incomplete: after a start.
@@ -88,7 +88,6 @@ class Judge:
         self.is_recalling, self.may_settle = log.last_number() > 0, True
         judged_before = highest_numbers if self.judged else {}
         self.sums = Sums(judged_before, self._errors)
-        self.savings = self.sums.savings
         self.detector = Detector(
             max_requests=max_requests,
             listener=self.sums.entered,
@@ -175,20 +174,15 @@ class Judge:
             if last_ns := {recorder.id: recorder.last_ns for recorder in gone}:
                 self.detector.abandon(last_ns, semconv.LOST_CONTACT)
                 self.detector.forget_recorders(last_ns)
-                self.savings.forget(last_ns)
+                self.sums.savings.forget(last_ns)
                 self._mark_changed()
-
-    def take_dirty(self) -> dict[Key, None]:
-        """The requests whose rows must be written now."""
-        taken, self.dirty = self.dirty, {}
-        return taken
 
     def confirm(self, number: int) -> None:
         """Note that the changed findings and sums are stored, and the spans up to this number."""
-        self.savings.facts.clear()
+        self.sums.savings.facts.clear()
+        self.sums.savings.sums.clear()
         self.sums.handed_over.clear()
         self.sums.wasted.clear()
-        self.savings.sums.clear()
         self.changed.clear()
         self.handoffs.clear()
         if not self.is_behind:

@@ -161,7 +161,7 @@ class Pipeline:
             )
             with self.errors.caught(Where.TIDY):
                 self.engines.show(self.detector, self.judge.known, now_ns=now_ns)
-        self.storage.write_launches()
+        self.storage.write_changes()
 
     def _settle(self) -> None:
         """Judge events that waited for events which never came, in slices, with requests and rows in between."""
@@ -188,7 +188,7 @@ class Pipeline:
             with self._lock:
                 self._update_launches()
             self.storage.write_rows()
-            self.storage.write_launches()
+            self.storage.write_changes()
         with self._lock:
             self.storage.close()
 

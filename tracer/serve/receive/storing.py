@@ -101,19 +101,14 @@ class Storage:
         """Write the rows of the requests that have changed until now. Raises StoreError."""
         if self._judge.is_recalling:
             return
-        if self.due or self._judge.dirty or self._judge.savings.sums or self.trouble is not None:
+        if self.due or self._judge.dirty or self._judge.sums.savings.sums or self.trouble is not None:
             self.write(rows=True)
         while self.due:
             self.write(rows=True)
 
     def write_changes(self) -> None:
-        """Write changed findings and events of hand-offs, and retry failed writes. Raises StoreError."""
-        if self._judge.changed or self._judge.handoffs or self.trouble is not None:
-            self.write(rows=False)
-
-    def write_launches(self) -> None:
-        """Write changed launches. Raises StoreError."""
-        if self._launches.changed:
+        """Write changed findings, events of hand-offs and launches, and retry failed writes. Raises StoreError."""
+        if self._judge.changed or self._judge.handoffs or self._launches.changed or self.trouble is not None:
             self.write(rows=False)
 
     def catch_up(self) -> None:
@@ -152,7 +147,7 @@ class Storage:
         keys, settled = ({}, None) if judge.is_recalling else self._next_rows(known, due=rows)
         judge.read_back({key for key in keys if key[1] and key not in judge.detector.accounts})
         batch = Batch(
-            chunk, savings=judge.savings.sums, settled=settled, judged=judge.judged if judge.is_behind else None
+            chunk, savings=judge.sums.savings.sums, settled=settled, judged=judge.judged if judge.is_behind else None
         )
         batch.findings, batch.launches = list(judge.changed.values()), list(self._launches.changed.values())
         batch.handoffs, batch.wasted = list(judge.handoffs), list(judge.sums.wasted)
@@ -179,7 +174,7 @@ class Storage:
             for marker in batch.markers:
                 self._marked[marker.id] = None
                 self._metrics.mark(marker)
-            self._metrics.count_batch(fresh, judge.savings.facts, judge.sums.handed_over)
+            self._metrics.count_batch(fresh, judge.sums.savings.facts, judge.sums.handed_over)
         judge.confirm(number)
         self._launches.changed.clear()
         self.spans += number - self.last_number
@@ -225,7 +220,8 @@ class Storage:
         if not due:
             return dict.fromkeys((finding.engine, finding.request) for finding in judge.changed.values()), None
         if not self.due:
-            self.due, self._due_number = judge.take_dirty(), number
+            self.due, self._due_number = judge.dirty, number
+            judge.dirty = {}
             self._rows_at = time.monotonic_ns() if self.due else self._rows_at
         rows = dict.fromkeys(islice(self.due, ROWS_AT_ONCE))
         for key in rows:
