@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtrail.refused import Refused
 from kvtrail.tracer.commands.options import Several, Store, TokenFiles
 from kvtrail.tracer.serve import limits
 
@@ -170,10 +169,9 @@ def serve(
 
     Example: kvtrail serve --read-only --store clickhouse://clickhouse/kvtrail
     """
-    from kvtrail.tracer.serve.bind_address import PortTaken, Unsafe
+    from kvtrail.tracer.serve.bind_address import PortTaken
     from kvtrail.tracer.serve.server import Receiving
     from kvtrail.tracer.serve.server import serve as run
-    from kvtrail.tracer.serve.watched_file import Unusable
     from kvtrail.tracer.store import StoreError
 
     receiving = Receiving(**{each.name: options.pop(each.name) for each in fields(Receiving)})
@@ -188,8 +186,6 @@ def serve(
             tls=_tls_of(tls_cert, tls_key, tls_client_ca),
             **options,
         )
-    except (Unsafe, Unusable) as error:
-        raise Refused(str(error)) from error
     except (PortTaken, StoreError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -49,7 +49,7 @@ class KnownFindingsFile(WatchedFile[Sequence[Known]]):
     """The known findings of a file, which is reloaded when it changes."""
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Without a file, nothing is known. Raises Unusable if the file cannot be used."""
+        """Without a file, nothing is known. Raises Refused if the file cannot be used."""
         super().__init__(path, read, (), clock=clock)
 
 
@@ -57,7 +57,7 @@ def read(path: Path) -> Sequence[Known]:
     """The entries of a file.
 
     Raises:
-        Unusable: it cannot be read, or has another content; the text also names the line of the entry.
+        Refused: it cannot be read, or has another content; the text also names the line of the entry.
     """
     entries = read_yaml(path, "known findings", list[Entry], [])
     return tuple(Known(**asdict(each), until_ns=_end_ns(each.until)) for each in entries)

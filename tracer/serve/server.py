@@ -103,8 +103,7 @@ def serve(
     `kvtrail serve`. Without `receiving`, only the API is served, over the ClickHouse of a fleet.
 
     Raises:
-        Unusable: the file of tenants, or that of known findings, cannot be used.
-        Unsafe: anybody could use it, or a file that should prevent this cannot be read.
+        Refused: anybody could use it, or a named file cannot be used.
         PortTaken: an address is in use.
         StoreError: the store cannot be opened.
     """
