@@ -21,10 +21,10 @@ from kvtrail.tracer.liveness.markers import of_launches
 from kvtrail.tracer.liveness.recorders import Contact, Recorders, RecorderState
 from kvtrail.tracer.model.engines import described
 from kvtrail.tracer.serve.errors import Where
+from kvtrail.tracer.serve.known_findings import KnownHere
 from kvtrail.tracer.serve.metrics.bounded_series import OTHER
 from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, engine_gauges
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive.known import KnownHere
 from kvtrail.tracer.serve.receive.receiving import MAX_RECORDERS, ReceivedRequest
 
 logger = logging.getLogger("kvtrail")

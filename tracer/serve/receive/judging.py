@@ -20,8 +20,8 @@ from kvtrail.tracer.liveness.recorders import RecorderState
 from kvtrail.tracer.model.findings import Finding, Severity, Unknown, Verdict
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.finding_log import FindingLog
+from kvtrail.tracer.serve.known_findings import KnownHere
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive.known import KnownHere
 from kvtrail.tracer.serve.receive.receiving import of_this_time
 from kvtrail.tracer.serve.receive.sums import Sums
 from kvtrail.tracer.store.handoffs import HandoffRow, heard_of, row_of

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kvtrail.tracer.ingest import protobuf
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.lanes import Lane
 from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.store import requests
 from kvtrail.tracer.store.queries import to_text
 from kvtrail.tracer.store.request_rows import COLUMNS, RequestRow, tier_of
-from kvtrail.tracer.store.sqlite import bodies, measures, traces
+from kvtrail.tracer.store.sqlite import bodies, log, measures
 from kvtrail.tracer.store.sqlite.database import Database
 
 SCHEMA = (
@@ -45,6 +48,7 @@ _UPSERT = (
     f" VALUES ({', '.join('?' * len(_PUT))}, (SELECT settled FROM log_end))"
     " ON CONFLICT (request, engine) DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in _PUT[2:])
 )
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _NO_LANE = (None, None, "[]", "[]")
 OPEN_REACH = 63
 """The reach of open requests, which extend to the present."""
@@ -101,4 +105,20 @@ class RequestReader(requests.RequestReader, Database):
         return measures.met(where)
 
     def of_trace(self, trace_id: str) -> dict[str, Any]:
-        return {"number IN {numbers:Array(Int64)}": traces.requests_in(self.query, trace_id)}
+        return {"number IN {numbers:Array(Int64)}": self._numbers_in(trace_id)}
+
+    def _numbers_in(self, trace_id: str) -> list[int]:
+        """The numbers of the requests in this trace; none if it is not a trace id."""
+        if not _TRACE_ID.fullmatch(trace_id):
+            return []
+        decoder = ProtobufDecoder()
+        found: set[tuple[str, str]] = set()
+        for payload in log.payloads_with(self.query, [log.trace_key(trace_id)]):
+            events = decoder.decoded(protobuf.cut(payload, [bytes.fromhex(trace_id)])).events
+            found.update((event.engine, event.request) for event in events if event.request is not None)
+        rows = self.query(
+            "SELECT number FROM json_each(?) AS r CROSS JOIN requests ON request = r.value ->> 1 AND engine = r.value ->> 0",
+            ["trace_id = ?"],
+            [to_text(sorted(found)), trace_id],
+        )
+        return [number for (number,) in rows]
