@@ -31,6 +31,7 @@ from kvtrail.tracer.store import StoreError
 if TYPE_CHECKING:
     from kvtrail.tracer.events.spans import Span
     from kvtrail.tracer.store.clickhouse.connection import Address
+    from kvtrail.tracer.store.reader import Reader
 
 
 Explained = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
@@ -211,12 +212,23 @@ def _print_savings(context: click.Context, result: Audit, *, as_json: bool) -> N
 
 def _stored_causes(store: Path | Address, why: str) -> Explained:
     """The stored causes of the requests with this id. Raises StoreError if the store cannot be read."""
-    from kvtrail.tracer.store.opening import reader_of
-
     reader = reader_of(store)
     one = reader.request(why)
     rows = [] if one is None else [*reader.requests(search=why), one]
     return {(row["engine"], row["request"]): row["causes"] for row in rows if why in (row["request"], row["external"])}
+
+
+def reader_of(store: Path | Address) -> Reader:
+    """The reading side of the store at a path or an address. Raises StoreError if there is none."""
+    from kvtrail.tracer.store.clickhouse.connection import Address
+    from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
+    from kvtrail.tracer.store.sqlite.opening import check_file
+    from kvtrail.tracer.store.sqlite.store import SqliteReader
+
+    if isinstance(store, Address):
+        return ClickHouseReader(store)
+    check_file(store)
+    return SqliteReader(store)
 
 
 def _export(
@@ -254,8 +266,6 @@ def _export(
 
 def _stored(store: Path | Address, since: timedelta) -> Callable[[], Iterator[list[Span]]]:
     """Read spans stored since this time. Raises StoreError if they cannot be read."""
-    from kvtrail.tracer.store.opening import reader_of
-
     until_ns = time.time_ns()
     since_ns = max(0, until_ns - int(since.total_seconds() * 1e9))
     reader = reader_of(store)

@@ -16,10 +16,10 @@ from test_store_file import filled, hear, overwrite, root_page
 from wire import encoded
 
 from kvtrail.__main__ import main
+from kvtrail.tracer.commands.audit import reader_of
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.opening import reader_of
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 S = 10**9

@@ -140,7 +140,9 @@ def _differing(db: sqlite3.Connection) -> list[str]:
 
 
 def check_file(path: Path) -> None:
-    """Check that a file is a readable store. Raises StoreError if it is not a store, or belongs to another kvtrail."""
+    """Check that a file is a readable store. Raises StoreError if there is none, or it belongs to another kvtrail."""
+    if not path.is_file():
+        raise StoreError(f"there is no store {path}")
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     try:
         identify(db, path)

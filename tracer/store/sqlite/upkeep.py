@@ -36,8 +36,6 @@ def verify(path: Path) -> Iterator[Fault]:
     Raises:
         StoreError: there is no such store, or it cannot be read at all.
     """
-    if not path.is_file():
-        raise StoreError(f"there is no store {path}")
     opening.check_file(path)
     database = Database(path)
     try:
