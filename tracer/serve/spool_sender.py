@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
 from kvtrail.tracer.store import Batch, StoreError
-from kvtrail.tracer.store.handoffs import HandoffRow
+from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
 from kvtrail.tracer.store.sqlite.spool import Spool
 
 logger = logging.getLogger("kvtrail")
@@ -29,18 +29,6 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 """Seconds to wait after a failure; the wait doubles up to the longest."""
 
 
-class Sink(Protocol):
-    """The destination of batches."""
-
-    def ship(self, batches: Sequence[tuple[int, Batch]]) -> Sequence[Exception]:
-        """Write batches by their numbers; a repeated write makes no duplicates. Raises StoreError."""
-
-    def handoffs(self, keys: Collection[str]) -> Sequence[HandoffRow]:
-        """Events of other tracers for hand-offs with these names. Raises StoreError."""
-
-    def close(self) -> None: ...
-
-
 class SpoolSender:
     """A thread that empties a spool.
 
@@ -49,13 +37,13 @@ class SpoolSender:
         others: fetches the other sides of this tracer's hand-offs; None if disabled.
     """
 
-    def __init__(self, spool: Spool, open_sink: Callable[[], Sink]) -> None:
-        """`open_sink` raises StoreError while the sink is unavailable."""
+    def __init__(self, spool: Spool, open_writer: Callable[[], ClickHouseWriter]) -> None:
+        """`open_writer` raises StoreError while ClickHouse is unavailable."""
         self.spool = spool
         self.trouble: str | None = None
         self.others: RemoteHandoffs | None = None
-        self._open_sink = open_sink
-        self._sink: Sink | None = None
+        self._open_writer = open_writer
+        self._writer: ClickHouseWriter | None = None
         self._sent = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ship", daemon=True)
@@ -93,10 +81,10 @@ class SpoolSender:
         if self.others is not None:
             self.others.want(row for _, batch in parcel for row in batch.handoffs)
 
-    def _opened(self) -> Sink:
-        if self._sink is None:
-            self._sink = self._open_sink()
-        return self._sink
+    def _opened(self) -> ClickHouseWriter:
+        if self._writer is None:
+            self._writer = self._open_writer()
+        return self._writer
 
     def _run(self) -> None:
         wait_s = FIRST_WAIT_S
@@ -118,5 +106,5 @@ class SpoolSender:
             if is_last:
                 break
             self._stopping.wait(pause_s)
-        if self._sink is not None:
-            self._sink.close()
+        if self._writer is not None:
+            self._writer.close()

@@ -50,7 +50,7 @@ from kvtrail.tracer.serve.errors import InternalErrors, Where
 from kvtrail.tracer.serve.metrics.bounded_series import OTHER, Series
 from kvtrail.tracer.serve.metrics.durations import TRACE_ID_LENGTH, Duration, Durations
 from kvtrail.tracer.serve.metrics.engine_gauges import GAUGES, KNOWN, NOT_KNOWN, EngineGauges
-from kvtrail.tracer.serve.spool_sender import SpoolSender
+from kvtrail.tracer.store.sqlite.spool import Spool
 
 disable_created_metrics()  # Prometheus does not need the `_created` series of each counter
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
@@ -109,11 +109,11 @@ class _ChecksCollector(Collector):
 
 
 class _SpoolCollector(Collector):
-    def __init__(self, sender: SpoolSender) -> None:
-        self._sender = sender
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        waiting = self._sender.spool.waiting()
+        waiting = self._spool.waiting()
         oldest_s = max(0.0, time.time() - waiting.oldest_ns / 1e9) if waiting.oldest_ns else 0.0
         yield GaugeMetricFamily(
             "kvtrail_spool_bytes",
@@ -430,9 +430,9 @@ class Metrics:
         """Add the counters of verdicts and of reasons, which are read when Prometheus scrapes."""
         self.registry.register(_ChecksCollector(checks, reasons))
 
-    def watch_spool(self, sender: SpoolSender) -> None:
+    def watch_spool(self, spool: Spool) -> None:
         """Add the metrics of the ClickHouse spool, which are read when Prometheus scrapes."""
-        self.registry.register(_SpoolCollector(sender))
+        self.registry.register(_SpoolCollector(spool))
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """The page in a format that the `accept` header allows, and its content type."""
