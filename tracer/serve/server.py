@@ -182,7 +182,7 @@ def _sidecar(
         sender = SpoolSender(
             spool, lambda: ClickHouseWriter(store, tracer=spool.tracer(), retain_hours=options.retain_hours)
         )
-        metrics.watch_spool(sender)
+        metrics.watch_spool(spool)
     writer = SqliteWriter(path, spool=spool, most_bytes=options.most_bytes)
     finding_log = FindingLog.from_environment()
     pipeline = Pipeline(
@@ -232,7 +232,7 @@ def _tidy(pipeline: Pipeline, options: Receiving, stop: threading.Event) -> None
             pipeline.storage.fold()
             release_heap()
             if rounds % PRUNE_EVERY == 0 or pipeline.storage.is_filling():
-                pipeline.storage.prune(retain_ns=int(options.retain_hours * HOUR_NS), most_bytes=options.most_bytes)
+                pipeline.storage.prune(retain_ns=int(options.retain_hours * HOUR_NS))
             rounds += 1
             trouble = ""
         except StoreError as error:

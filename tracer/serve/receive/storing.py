@@ -189,10 +189,10 @@ class Storage:
         if some:
             self._folded_at = time.monotonic_ns()
 
-    def prune(self, *, retain_ns: int, most_bytes: int | None = None) -> None:
-        """Drop data older than `retain_ns` from the store, and the oldest data if it exceeds `most_bytes`. Batches are
-        written in between."""
-        steps = self._writer.prune(before_ns=time.time_ns() - retain_ns, most_bytes=most_bytes)
+    def prune(self, *, retain_ns: int) -> None:
+        """Drop data older than `retain_ns` from the store, and the oldest data if it exceeds its quota. Batches are written
+        in between."""
+        steps = self._writer.prune(before_ns=time.time_ns() - retain_ns)
         self._in_steps(lambda: next(steps, None) is not None)
 
     def is_filling(self) -> bool:

@@ -15,6 +15,8 @@ from kvtrail.tracer.store.sqlite.database import pragma
 
 logger = logging.getLogger("kvtrail")
 
+UNBOUNDED = 2**62
+"""The quota of a store that may take any size."""
 WAL_BYTES = 64 * 2**20
 """Maximum size of the WAL; a quarter of the quota, if that is less."""
 CHECKPOINT_PAGES = 4_000
@@ -32,20 +34,20 @@ _BUSY_MS = 100
 class Quota:
     """The quota of one store, on the connection of its only writer."""
 
-    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
-        self._db, self._path = db, path
+    def __init__(self, db: sqlite3.Connection, path: Path, most_bytes: int) -> None:
+        self._db, self._path, self._most_bytes = db, path, most_bytes
         self._wal = path.with_name(f"{path.name}-wal")
-        self._wal_bytes = WAL_BYTES
-        self._file_bytes: int | None = None
-        """Maximum size of the file; None while no quota is set."""
-        self._share_wal()
-
-    def bound(self, most_bytes: int) -> None:
-        """Set the quota. A file that is already larger keeps its size until rows are dropped."""
-        beside = self._files_beside(int(most_bytes * ASIDE))
         self._wal_bytes = min(WAL_BYTES, most_bytes // 4)
-        self._file_bytes = max(most_bytes - beside - self._wal_bytes - _SHARED_BYTES, most_bytes // 8)
-        self._share_wal()
+        pages = max(1, min(CHECKPOINT_PAGES, self._wal_bytes // 2 // pragma(db, "page_size")))
+        db.execute(f"PRAGMA wal_autocheckpoint={pages}").fetchall()
+        db.execute(f"PRAGMA journal_size_limit={self._wal_bytes}").fetchall()
+        self.share()
+
+    def share(self) -> None:
+        """Divide the quota between the files set aside, whose number changes, and the file itself. A file that is already
+        larger keeps its size until rows are dropped."""
+        beside = self._files_beside(int(self._most_bytes * ASIDE))
+        self._file_bytes = max(self._most_bytes - beside - self._wal_bytes - _SHARED_BYTES, self._most_bytes // 8)
         self._db.execute(f"PRAGMA max_page_count={self._file_bytes // pragma(self._db, 'page_size')}").fetchall()
 
     def used(self) -> int:
@@ -54,7 +56,7 @@ class Quota:
 
     def is_short(self, share: float = FULL) -> bool:
         """Whether more than a share of the file's quota is in use."""
-        return self._file_bytes is not None and self.used() > self._file_bytes * share
+        return self.used() > self._file_bytes * share
 
     def make_for_wal(self) -> None:
         """Empty the WAL before a transaction, if it is close to its maximum size.
@@ -72,11 +74,6 @@ class Quota:
             self._db.execute(f"PRAGMA busy_timeout={patience}").fetchall()
         if is_read and self._waiting() >= self._wal_bytes:
             raise StoreError(f"the WAL of the store {self._path} is full, and a reader keeps it from being emptied")
-
-    def _share_wal(self) -> None:
-        pages = max(1, min(CHECKPOINT_PAGES, self._wal_bytes // 2 // pragma(self._db, "page_size")))
-        self._db.execute(f"PRAGMA wal_autocheckpoint={pages}").fetchall()
-        self._db.execute(f"PRAGMA journal_size_limit={self._wal_bytes}").fetchall()
 
     def _waiting(self) -> int:
         return self._wal.stat().st_size if self._wal.exists() else 0

@@ -67,9 +67,9 @@ _PUT: dict[str, Put] = {
 class SqliteWriter(recall.RecallReader, EngineReader, Database):
     """The writing side; creates the file. It also reads data that a tracer needs again, over separate connections."""
 
-    def __init__(self, path: Path, *, spool: Spool | None = None, most_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, *, spool: Spool | None = None, most_bytes: int = quota.UNBOUNDED) -> None:
         """A damaged file is set aside, and a new one created. Batches are also added to the `spool`. All files of the store
-        together take at most `most_bytes`; pruning may change that.
+        together take at most `most_bytes`.
 
         Raises:
             StoreError: the file cannot be opened, is not a store, or was written by another kvtrail.
@@ -148,9 +148,9 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             self._log.fold()
         return True
 
-    def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
-        """Drop spans, requests and sums older than `before_ns`, and then the oldest ones, until the store takes at most
-        `most_bytes`; findings only if that is not enough. The space is returned to the disk.
+    def prune(self, *, before_ns: int) -> Iterator[int]:
+        """Drop spans, requests and sums older than `before_ns`, and then the oldest ones, until the store is within its
+        quota; findings only if that is not enough. The space is returned to the disk.
 
         It works in steps of some milliseconds, and yields the number of spans dropped by each. Between two steps, batches
         may be written.
@@ -158,9 +158,8 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         before_ns = max(0, before_ns)
         yield from self._drop_log(before_ns)
         yield from self._drop_rows(before_ns)
-        if most_bytes is not None:
-            with self._reported("bound"):
-                self._quota.bound(most_bytes)
+        with self._reported("bound"):
+            self._quota.share()
         if self._quota.is_short():
             yield from self._make_room(before_ns)
         yield from self._give_back()
@@ -203,8 +202,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         """Append the spans. If that fails, nothing is stored: acknowledged data must be in the log."""
         if batch.chunk is not None:
             self._log.append(batch.chunk)
-            if batch.digest:
-                tables.RECEIPTS.put(self._db, [batch.digest])
+            tables.RECEIPTS.put(self._db, [batch.digest])
             tables.RECORDERS.put(self._db, batch.seen.items())
 
     def _fits(self, name: str, row: Any, errors: list[Exception]) -> bool:
@@ -294,9 +292,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute(f"PRAGMA cache_size={-_CACHE_KIB}")
-        self._quota = Quota(self._db, self.path)
-        if self._most_bytes is not None:
-            self._quota.bound(self._most_bytes)
+        self._quota = Quota(self._db, self.path, self._most_bytes)
         self._log = log.Log(self._db)
         if not is_store:
             with self._transaction():
