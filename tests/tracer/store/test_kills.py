@@ -18,6 +18,7 @@ from evicted_story import ABOUT, CHUNK
 from evicted_story import STORY as EVICTED
 from history import history
 from processes import Tracer, until
+from stores import last_number
 from traffic import Engine, served
 from wire import encoded
 
@@ -176,7 +177,7 @@ def test_a_rebuild_makes_of_the_log_what_was_derived(tmp_path: Path) -> None:
         "have no row",
     ):
         assert fault in said
-    assert rebuild(path) == SqliteReader(path).last_number()
+    assert rebuild(path) == last_number(SqliteReader(path))
     assert list(upkeep.verify(path)) == []
     assert derived(path) == wanted
     assert SqliteReader(path).requests(search="chat-0001")

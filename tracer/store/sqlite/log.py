@@ -77,9 +77,7 @@ class Log:
         self._compress = zstandard.ZstdCompressor(level=_COMPRESSION, write_checksum=True).compress
 
     def append(self, chunk: Chunk) -> None:
-        """Append a chunk. Raises ValueError if it has no span, since it would have no number."""
-        if not chunk.spans:
-            raise ValueError("a chunk without a span")
+        """Append a chunk, which has at least one span: it would have no number otherwise."""
         keys = {request_key(*request) for request in chunk.requests}
         keys.update(map(trace_key, chunk.traces))
         keys.update(map(name_key, chunk.named))
@@ -146,11 +144,6 @@ class Log:
             "INSERT INTO chunks (number, spans, last_ns, keys, body) VALUES (?, ?, ?, ?, ?)",
             (number, spans, last_ns, keys, self._compress(payload)),
         )
-
-
-def last_number(query: Query) -> int:
-    """The number of the last received span; 0 if there is none."""
-    return int(query("SELECT number FROM log_end")[0][0])
 
 
 def payloads_with(query: Query, keys: Collection[bytes]) -> Iterator[bytes]:

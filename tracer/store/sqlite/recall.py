@@ -30,8 +30,8 @@ class RecallReader(Database):
     """Stored data that a start, or an event of a forgotten request, needs again. Usable from any thread."""
 
     def last_number(self) -> int:
-        """The number of the last received span."""
-        return log.last_number(self.query)
+        """The number of the last received span; 0 if there is none."""
+        return int(self.query("SELECT number FROM log_end")[0][0])
 
     def holds(self, engine: str, request: str) -> bool:
         """Whether there is a row of this request."""
@@ -85,7 +85,7 @@ class RecallReader(Database):
         """The start of the first span of a log from which spans were dropped; 0 for a complete log."""
         part = next(log.parts(self.query, after=0), None)
         if part is None or part[0] == 1:
-            return 0 if part is not None or not log.last_number(self.query) else _NEVER_NS
+            return 0 if part is not None or not self.last_number() else _NEVER_NS
         return min((span.start_ns for span in ProtobufDecoder().spans(part[2])), default=0)
 
     def beginning(self, *, after: int) -> int:
