@@ -4,7 +4,7 @@ evidence. The recorder on the scheduler's side represents its engine, since the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -29,14 +29,14 @@ from kvtrail.tracer.model.findings import Finding
 SETTLED_NS = 15 * 10**9
 """Time after an end at which lost requests are counted again: by then, missing events have arrived or were given up."""
 MAX_LAUNCHES = 20_000
-Named = TypeVar("Named", Account, Finding, RecorderState)
+Named = TypeVar("Named", Account, Finding)
 
 Key = tuple[str, str]
 """A launch: its engine and its name."""
 Change = tuple[Launch | None, Launch]
 """A launch before the change (None if it was unknown) and after it."""
 Findings = Mapping[Any, Mapping[str, Finding]]
-"""Request ids."""
+"""Findings by request, and then by id."""
 
 
 @dataclass
@@ -59,11 +59,6 @@ class _Seen:
         """The findings."""
         return _by_engine(finding for found in self.every_finding.values() for finding in found.values())
 
-    @cached_property
-    def recorders_of(self) -> Mapping[str, Sequence[RecorderState]]:
-        """The known recorders."""
-        return _by_engine(self.recorders)
-
 
 class Launches:
     """The known launches.
@@ -72,17 +67,9 @@ class Launches:
         changed: launches to be written. The caller clears it.
     """
 
-    def __init__(
-        self,
-        stored: Iterable[Launch],
-        heard: Mapping[str, int],
-        *,
-        at_ns: int,
-        on_changes: Callable[[Sequence[Change]], object] = lambda changes: None,
-    ) -> None:
+    def __init__(self, stored: Iterable[Launch], heard: Mapping[str, int], *, at_ns: int) -> None:
         """`stored` are the launches as last written, and `heard` the times at which their engines last reported, in Unix
-        nanoseconds; the monotonic clock is at `at_ns`. `on_changes` is called with the launches that an update changed."""
-        self._on_changes = on_changes
+        nanoseconds; the monotonic clock is at `at_ns`."""
         self.changed: dict[Key, Launch] = {}
         self._known: BoundedDict[Key, Launch] = BoundedDict(MAX_LAUNCHES)
         self._known.update({(launch.engine, launch.launch): launch for launch in stored})
@@ -94,8 +81,10 @@ class Launches:
         """All known launches."""
         return list(self._known.values())
 
-    def update(self, recorders: Recorders, accounts: Iterable[Account], findings: Findings, *, at_ns: int) -> None:
-        """Update the launches at `at_ns` of the monotonic clock."""
+    def update(
+        self, recorders: Recorders, accounts: Iterable[Account], findings: Findings, *, at_ns: int
+    ) -> Sequence[Change]:
+        """Update the launches at `at_ns` of the monotonic clock; returns the changes."""
         seen = _Seen(recorders.values(), accounts, findings, at_ns)
         by_launch: dict[Key, list[RecorderState]] = {}
         for recorder in seen.recorders:
@@ -122,10 +111,9 @@ class Launches:
             for known in [known for key, known in self._known.items() if key not in by_launch]:
                 if known.state is EngineState.RUNNING:
                     launch = self._not_heard_since_start(known, seen)
-                    others = seen.recorders_of.get(known.engine, ())
+                    others = [each for each in seen.recorders if each.engine == known.engine]
                     self._enter(launch, Evidence(), others, seen, but=True)
-        if seen.changes:
-            self._on_changes(seen.changes)
+        return seen.changes
 
     def _enter(
         self,

@@ -169,7 +169,7 @@ def test_measures_move_and_leave_with_their_request(tmp_path: Path) -> None:
     with writer._transaction():
         writer._db.execute("UPDATE requests SET started_ns = started_ns - 5 WHERE number = 1")
     assert reader.count(ever) == 1, "an earlier event has come; the row that follows is written with it"
-    rows = reader.query("SELECT started_ns, number FROM requests", ["number = 2"])
+    rows = reader.query("SELECT started_ns, number FROM requests WHERE number = 2")
     assert reader.query("SELECT started_ns, number FROM request_measures") == rows
     list(writer.prune(before_ns=time.time_ns()))
     assert reader.count(ever) == 0

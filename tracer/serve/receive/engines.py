@@ -52,7 +52,7 @@ class Engines:
         """`stored` are the launches as last written, and `heard` the times at which their engines last reported, in Unix
         nanoseconds."""
         self.recorders = Recorders()
-        self.launches = Launches(stored, heard, at_ns=time.monotonic_ns(), on_changes=self._count_launches)
+        self.launches = Launches(stored, heard, at_ns=time.monotonic_ns())
         self.kept: list[RetainedHandoff] = []
         self._metrics = metrics
         self._noted: BoundedDict[str, int] = BoundedDict(MAX_RECORDERS)
@@ -106,9 +106,10 @@ class Engines:
     def update_launches(self, detector: Detector) -> None:
         """Update the state of the launches."""
         with self._metrics.internal_errors.caught(Where.TIDY):
-            self.launches.update(
+            changes = self.launches.update(
                 self.recorders, detector.accounts.values(), detector.findings, at_ns=time.monotonic_ns()
             )
+            self._count_launches(changes)
 
     def show(self, detector: Detector, known: KnownHere, *, now_ns: int) -> None:
         """Update the engines' metrics; known findings have their own label value."""

@@ -163,7 +163,6 @@ def places_of(query: Query, keys: Collection[bytes], *, from_stretch: int = 0) -
         "SELECT places.chunk, places.key FROM json_each(?) AS s CROSS JOIN json_each(?) AS k CROSS JOIN places"
         " ON places.stretch = s.value AND places.key = k.value"
         f" UNION ALL SELECT number, NULL {_FRESH} AND {_in_fresh(keys)}",
-        (),
         [to_text([*stretches]), wanted, *_sought(keys)],
     )
     found: dict[int, set[bytes] | None] = {}
@@ -196,12 +195,11 @@ def payload_at(query: Query, number: int) -> bytes:
 def parts(query: Query, *, after: int, since_ns: int = 0) -> Iterator[tuple[int, int, bytes]]:
     """Chunks in order, from the one with the span after `after`: the number of its first span, the number of its spans, and
     the spans as an `ExportTraceServiceRequest`. Chunks that ended before `since_ns` are skipped."""
-    begin = "number >= coalesce((SELECT max(number) FROM chunks WHERE number <= ?), 0)"
+    first = "coalesce((SELECT max(number) FROM chunks WHERE number <= ?), 0)"
     while rows := query(
-        "SELECT number, spans, body FROM chunks",
-        [begin, "number + spans - 1 > ?", "last_ns >= ?"],
+        f"SELECT number, spans, body FROM chunks WHERE number >= {first} AND number + spans - 1 > ? AND last_ns >= ?"
+        " ORDER BY number LIMIT 1",
         [after + 1, after, since_ns],
-        "ORDER BY number LIMIT 1",
     ):
         ((number, spans, body),) = rows
         yield number, spans, _decompressed(number, body)

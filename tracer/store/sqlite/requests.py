@@ -117,8 +117,8 @@ class RequestReader(requests.RequestReader, Database):
             events = decoder.decoded(protobuf.cut(payload, [bytes.fromhex(trace_id)])).events
             found.update((event.engine, event.request) for event in events if event.request is not None)
         rows = self.query(
-            "SELECT number FROM json_each(?) AS r CROSS JOIN requests ON request = r.value ->> 1 AND engine = r.value ->> 0",
-            ["trace_id = ?"],
+            "SELECT number FROM json_each(?) AS r CROSS JOIN requests"
+            " ON request = r.value ->> 1 AND engine = r.value ->> 0 WHERE trace_id = ?",
             [to_text(sorted(found)), trace_id],
         )
         return [number for (number,) in rows]

@@ -187,7 +187,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
                 self._spool.sweep(self._db)
         with suppress(sqlite3.Error):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            super().rows("SELECT count(*) FROM sqlite_schema", ())
+            super().query("SELECT count(*) FROM sqlite_schema")
         self._db.close()
         super().close()  # last, read-only: it keeps the WAL index, for which a full disk has no space
         self._release()
@@ -263,7 +263,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
 
     def _open(self, *, was_there: bool) -> None:
         """Open the file; if it is damaged, set it aside and create a new one. `was_there`: a tracer has used it before."""
-        if opening.has_damage(self.path):
+        if opening.damage_mark(self.path).exists():
             opening.set_aside(self.path, "it was found damaged while in use")
         try:
             self._prepare()
@@ -331,14 +331,14 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             raise
         except sqlite3.Error as error:
             if opening.is_damage(error):
-                opening.note_damage(self.path)
+                opening.damage_mark(self.path).touch()
                 text = f"the store {self.path} is damaged ({error}); it is set aside when the tracer starts again"
                 raise StoreError(text) from error
             raise StoreError(f"cannot {what} the store {self.path}: {error}") from error
 
-    def rows(self, select: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+    def query(self, select: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
         with self._reported("read"):
-            return super().rows(select, values)
+            return super().query(select, values)
 
 
 class SqliteReader(spans.SpanReader, lanes.LaneReader, measures.MeasureReader, Reader):
