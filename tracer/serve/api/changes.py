@@ -93,9 +93,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         until = time.time_ns() if until_ns is None else until_ns
         first, second = _ranges(at_ns, since_ns, until)
         resolver = OutcomeResolver(process, reader)
-        models = {name: str(about["model"]) for name, about in resolver.engines.items()}
-        wanted = [name for name in models if chosen is None or name in chosen]
-
+        wanted = [engine for engine in resolver.engines if chosen is None or engine in chosen]
         prefixes = _prefixes(reader, (first, second), wanted)
 
         def side(ends: Ends, prefixes: Mapping[str, Sums]) -> Side:
@@ -103,7 +101,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
             rows = [row for row in rows if row.engine in wanted]
             return Side(rows, _minutes(ends), prefixes)
 
-        found = changes(side(first, prefixes[0]), side(second, prefixes[1]), models)
+        found = changes(side(first, prefixes[0]), side(second, prefixes[1]), resolver.models)
         moment = second[0]
         marked = every_marker(
             resolver, reader, since_ns=first[1] - BEFORE_NS, until_ns=moment + AFTER_NS, chosen=wanted
@@ -118,7 +116,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
             likely=likely_causes(
                 found, marked, at_ns=moment, since_ns=first[1], name=resolver.name, tenant_names=tenant_names
             ),
-            engine_names={name: str(about["name"]) for name, about in resolver.engines.items()},
+            engine_names=resolver.names,
             tenant_names=tenant_names,
         )
 

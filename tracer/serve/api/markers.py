@@ -41,11 +41,12 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         they belong to several engines."""
         since, until = moments(since_ns, until_ns, length_ns=HOUR_NS)
         resolver = OutcomeResolver(process, reader)
-        names = {id_: str(about["name"]) for id_, about in resolver.engines.items()}
         every = every_marker(resolver, reader, since_ns=since, until_ns=until, chosen=chosen)
         asked = [each for each in every if (each.kind in kind if kind else each.kind is not MarkerKind.RESET)]
-        together = sorted(joined(asked, names, step_ns=max(1, (until - since) // STEPS)), key=lambda each: each.at_ns)
-        return [{**asdict(each), "engine_name": names.get(each.engine, each.engine)} for each in together]
+        together = sorted(
+            joined(asked, resolver.names, step_ns=max(1, (until - since) // STEPS)), key=lambda each: each.at_ns
+        )
+        return [{**asdict(each), "engine_name": resolver.name(each.engine)} for each in together]
 
 
 def every_marker(

@@ -29,6 +29,7 @@ class OutcomeResolver:
 
     Attributes:
         engines: each engine's `name`, its description, and its number of `open` requests, from the store.
+        names, models: display names and models of the engines, by id.
         launches: each engine's last launch in its current state.
         every_launch: the same and all earlier launches.
         known: the known findings.
@@ -37,6 +38,8 @@ class OutcomeResolver:
     def __init__(self, process: Live, reader: Reader) -> None:
         self._reader = reader
         self.engines = reader.engines()
+        self.names = {engine: str(about["name"]) for engine, about in self.engines.items()}
+        self.models = {engine: str(about["model"]) for engine, about in self.engines.items()}
         stored = reader.launches()
         self._causes = {launch.cause.id for launch in stored if launch.cause is not None}
         last, heard, noted, now_ns = last_launches(stored), process.running(), reader.heard(), time.time_ns()
@@ -57,7 +60,7 @@ class OutcomeResolver:
 
     def name(self, engine: str) -> str:
         """An engine's display name."""
-        return str(self.engines[engine]["name"]) if engine in self.engines else engine
+        return self.names.get(engine, engine)
 
     def state(self, engine: str) -> EngineState:
         """The state of an engine."""
@@ -91,7 +94,7 @@ class OutcomeResolver:
                 **finding,
                 "known": None if (known := self.known.of(place_of(finding))) is None else known.as_dict(),
                 "engine_name": self.name(finding["engine"]),
-                "model": self.engines.get(finding["engine"], {}).get("model", ""),
+                "model": self.models.get(finding["engine"], ""),
             }
             for finding in self.impacts(findings)
         ]

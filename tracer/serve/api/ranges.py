@@ -154,7 +154,6 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
             name, pod = resolver.name(engine), resolver.engines.get(engine, {}).get("pod", "")
             return f"{name} (pod {pod})" if pod and pod not in name else name
 
-        models = {engine: str(about["model"]) for engine, about in resolver.engines.items()}
         statements = [
             *status.of_launches(launches, range_, place),
             *status.of_rules(rules),
@@ -163,10 +162,10 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
                 range_,
                 every_marker(resolver, reader, since_ns=since - BEFORE_NS, until_ns=until, chosen=chosen),
                 place,
-                models=models,
+                models=resolver.models,
                 step_s=interval_s(since, until),
             ),
-            *regressions.without_hits(rows, place, models),
+            *regressions.without_hits(rows, place, resolver.models),
             *status.of_stores(rows, place),
             *status.of_lost_spans(_missing(process, chosen, range_), place),
             *status.of_damage(damage.sentence()),

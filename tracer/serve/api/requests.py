@@ -140,8 +140,8 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         resolver = OutcomeResolver(process, reader)
         if near:
             one = account_of(near, near_engine)
-            model = resolver.engines.get(one.engine, {}).get("model", "")
-            same = [name for name, about in resolver.engines.items() if about["model"] == model]
+            model = resolver.models.get(one.engine, "")
+            same = [engine for engine, served in resolver.models.items() if served == model]
             found = similar_requests(reader, one, engines=same, limit=limit)
         else:
             found = reader.requests(

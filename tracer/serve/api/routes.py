@@ -250,7 +250,7 @@ def _add_routes(api: APIRouter, process: Live, sender: SpoolSender | None, reade
                 for name in sorted(named[:MAX_ROWS])
             ],
             known=len(known),
-            **handed_over(process, reader.names(), chosen),
+            **handed_over(process, resolver.names, chosen),
         )
 
     @api.get("/rules", summary="The rules")

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 
-from kvtrail.tracer.detect.detector import GRACE_NS, MAX_REQUESTS, Detector
+from kvtrail.tracer.detect.detector import GRACE_NS, MAX_REQUESTS
 from kvtrail.tracer.detect.pairs import RemoteHandoff
 from kvtrail.tracer.detect.retained_blocks import RetainedHandoff
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
-from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
+from kvtrail.tracer.liveness.recorders import RecorderState
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile, KnownHere
@@ -44,6 +44,8 @@ class Pipeline:
     """Processes requests of spans from any thread, one at a time.
 
     Attributes:
+        detector: the accounts and the findings.
+        recorders: recorders that report, or did lately.
         started_ns, last_received_ns: times of its start and of the last request; Unix nanoseconds.
     """
 
@@ -82,7 +84,9 @@ class Pipeline:
             on_recalled=self._receiver.recall,
             finding_log=finding_log,
         )
+        self.detector = self.judge.detector
         self.engines = Engines(writer.launches(), writer.heard(), metrics)
+        self.recorders = self.engines.recorders
         self.storage = Storage(
             writer,
             self.judge,
@@ -199,15 +203,6 @@ class Pipeline:
         return len(self.detector.accounts) - len(self.detector.finished)
 
     # State for the API (`Live`).
-
-    @property
-    def detector(self) -> Detector:
-        """The detector: the accounts and the findings."""
-        return self.judge.detector
-
-    @property
-    def recorders(self) -> Recorders:
-        return self.engines.recorders
 
     @property
     def trouble(self) -> str | None:

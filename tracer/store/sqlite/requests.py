@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.lanes import Lane
-from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.store import requests
 from kvtrail.tracer.store.queries import to_text
 from kvtrail.tracer.store.request_rows import COLUMNS, RequestRow, tier_of
-from kvtrail.tracer.store.sqlite import bodies, log, measures
+from kvtrail.tracer.store.sqlite import bodies, log
 from kvtrail.tracer.store.sqlite.database import Database
+from kvtrail.tracer.store.sqlite.measures import MeasureReader
 
 SCHEMA = (
     """CREATE TABLE requests (
@@ -93,16 +93,13 @@ def prune(db: sqlite3.Connection, *, after: int, limit: int, before_ns: int) -> 
     return rows[-1][0] if any(started_ns < before_ns for _, started_ns, _ in rows) else None
 
 
-class RequestReader(requests.RequestReader, Database):
-    """The part of `Reader` for requests."""
+class RequestReader(MeasureReader, requests.RequestReader, Database):
+    """The part of `Reader` for requests and their measures."""
 
     find, stored = "instr", "engine, status, outcome, body"
 
     def unpacked(self, body: Any) -> bytes:
         return bodies.unpacked(body)
-
-    def met(self, where: Sequence[Condition]) -> tuple[str, dict[str, Any]]:
-        return measures.met(where)
 
     def of_trace(self, trace_id: str) -> dict[str, Any]:
         return {"number IN {numbers:Array(Int64)}": self._numbers_in(trace_id)}

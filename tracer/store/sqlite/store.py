@@ -341,7 +341,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             return super().query(select, values)
 
 
-class SqliteReader(spans.SpanReader, lanes.LaneReader, measures.MeasureReader, Reader):
+class SqliteReader(spans.SpanReader, lanes.LaneReader, Reader):
     """The reading side."""
 
     pairs = "json_group_object(measure, total)"
