@@ -9,7 +9,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.pairs import RemoteHandoff
@@ -30,14 +29,6 @@ from kvtrail.tracer.store.sqlite.store import SqliteWriter
 SLICE_NS = 50 * 10**6
 """Maximum time for judging events that had waited for missing ones, before requests are processed again."""
 logger = logging.getLogger("kvtrail")
-
-
-class Clock(Protocol):
-    """The part of the module `time` that decides when missing events are given up; tests and rebuilds replace it."""
-
-    def time_ns(self) -> int: ...
-
-    def monotonic_ns(self) -> int: ...
 
 
 class Judge:
@@ -66,7 +57,7 @@ class Judge:
         *,
         max_requests: int,
         grace_ns: int,
-        clock: Clock,
+        clock: Callable[[], int],
         known: KnownHere,
         on_recalled: Callable[[Sequence[Event]], None] = lambda events: None,
         finding_log: FindingLog | None = None,
@@ -77,6 +68,7 @@ class Judge:
             lock: the lock of the pipeline.
             highest_numbers: the highest number of stored events, by recorder.
             grace_ns: how long to wait for missing events.
+            clock: the time in nanoseconds that decides when missing events are given up.
             on_recalled: called with stored events that are read back.
             finding_log: receives each new finding, and each finding that becomes more severe.
         """
@@ -148,15 +140,15 @@ class Judge:
         """Stop waiting for events that have been missing for too long, and judge the events that waited for them, for at most
         `SLICE_NS`; returns whether more of them wait."""
         with self._errors.caught(Where.TIDY):
-            before_ns = self._clock.monotonic_ns() - self._grace_ns
+            before_ns = self._clock() - self._grace_ns
             self._take_findings(self.detector.settle(before_ns=before_ns, is_enough=self._slice()))
             return self.detector.is_unsettled
         return False
 
     def _slice(self) -> Callable[[], bool]:
         """A function that says whether the time of a slice that begins now is over."""
-        until_ns = self._clock.monotonic_ns() + SLICE_NS
-        return lambda: self._clock.monotonic_ns() >= until_ns
+        until_ns = self._clock() + SLICE_NS
+        return lambda: self._clock() >= until_ns
 
     def ends_before(self, before_ns: int) -> bool:
         """Whether rows of requests must be written that ended before then and are about to be forgotten."""
@@ -252,13 +244,13 @@ class Judge:
         """Pass events to the detector; returns findings that are new or recurred. An event that makes the detector fail
         counts as lost."""
         try:
-            return self.detector.feed(events, at_ns=self._clock.monotonic_ns(), is_enough=self._slice())
+            return self.detector.feed(events, at_ns=self._clock(), is_enough=self._slice())
         except Exception as error:
             self._errors.count(Where.DETECTOR, error)
         findings: dict[str, Finding] = {}
         for event in events:  # one by one: events that it has entered are not entered again
             try:
-                self.detector.feed([event], at_ns=self._clock.monotonic_ns())
+                self.detector.feed([event], at_ns=self._clock())
             except Exception as error:
                 self._errors.count(Where.DETECTOR, error, f"span {event.span_id} is not judged")
                 account = self.detector.accounts.get((event.engine, event.request or ""))

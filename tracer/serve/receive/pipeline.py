@@ -23,7 +23,7 @@ from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile, KnownHere
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.engines import Engines
-from kvtrail.tracer.serve.receive.judging import Clock, Judge
+from kvtrail.tracer.serve.receive.judging import Judge
 from kvtrail.tracer.serve.receive.receiving import Receiver
 from kvtrail.tracer.serve.receive.recovery import Recovery
 from kvtrail.tracer.serve.receive.storing import Storage
@@ -60,15 +60,16 @@ class Pipeline:
         grace_ns: int = GRACE_NS,
         rows_every_ns: int = 0,
         resume: bool = True,
-        clock: Clock | None = None,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         """The rows of requests are written with a batch or in tidying, at intervals of `rows_every_ns`. If `resume` is False,
-        the caller must call `resume()`. `clock` decides when missing events are given up and finished requests forgotten."""
+        the caller must call `resume()`. `clock`, by default the monotonic one, decides when missing events are given up and
+        finished requests forgotten."""
         self.metrics, self.errors = metrics, metrics.internal_errors
         self.known_findings = known_findings or KnownFindingsFile()
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
-        self._clock: Clock = clock or time
+        self._clock = clock or time.monotonic_ns
         self._lock = lock = threading.RLock()
         self._writer = writer
         self._receiver = Receiver(writer.receipts(), writer.seen())
@@ -145,8 +146,7 @@ class Pipeline:
 
         Call it about every second.
         """
-        now_ns = self._clock.time_ns()
-        before_ns = self._clock.monotonic_ns() - FORGET_FINISHED_NS
+        before_ns = self._clock() - FORGET_FINISHED_NS
         self._settle()
         with self._lock:
             is_last_time = self.judge.ends_before(before_ns)  # a forgotten request has no account to make a row from
@@ -163,7 +163,7 @@ class Pipeline:
                 before_ns=before_ns, unwritten=self.judge.dirty.keys() | self.storage.due.keys(), gone=gone
             )
             with self.errors.caught(Where.TIDY):
-                self.engines.show(self.detector, self.judge.known, now_ns=now_ns)
+                self.engines.show(self.detector, self.judge.known, now_ns=time.time_ns())
         self.storage.write_changes()
 
     def _settle(self) -> None:
