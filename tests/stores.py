@@ -55,9 +55,9 @@ class FleetTracer:
         self.spool = Spool(self.path, most_bytes=most_bytes)
         self.writer = SqliteWriter(self.path, spool=self.spool)
         self.pipeline = Pipeline(self.writer, Metrics(), grace_ns=0)
-        self.sender = SpoolSender(self.spool, self.sink)
         self.now_s = 0.0
-        self.sender.others = RemoteHandoffs(self.pipeline, clock=lambda: self.now_s)
+        others = RemoteHandoffs(self.pipeline, clock=lambda: self.now_s)
+        self.sender = SpoolSender(self.spool, self.sink, others)
         self.local = SqliteReader(self.path)
 
     def sink(self) -> ClickHouseWriter:

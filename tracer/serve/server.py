@@ -179,9 +179,6 @@ def _sidecar(
         store.check_client()
         # The log is in the same file.
         spool = Spool(path, most_bytes=min(options.spool_mb * 2**20, options.most_bytes // 2))
-        sender = SpoolSender(
-            spool, lambda: ClickHouseWriter(store, tracer=spool.tracer(), retain_hours=options.retain_hours)
-        )
         metrics.watch_spool(spool)
     writer = SqliteWriter(path, spool=spool, most_bytes=options.most_bytes)
     finding_log = FindingLog.from_environment()
@@ -202,8 +199,9 @@ def _sidecar(
     resumer = threading.Thread(target=pipeline.resume, name="resume", daemon=True)
     resumer.start()
     tidier.start()
-    if sender is not None:
-        sender.others = RemoteHandoffs(pipeline)
+    if spool is not None and isinstance(store, Address):
+        open_writer = partial(ClickHouseWriter, store, tracer=spool.tracer(), retain_hours=options.retain_hours)
+        sender = SpoolSender(spool, open_writer, RemoteHandoffs(pipeline))
         sender.start()
     words = f"OTLP on {address(options.grpc_host, receiver.port)} (gRPC) and {url}/v1/traces, metrics on {url}/metrics"
     try:

@@ -34,15 +34,16 @@ class SpoolSender:
 
     Attributes:
         trouble: why the last send failed; None after a success.
-        others: fetches the other sides of this tracer's hand-offs; None if disabled.
     """
 
-    def __init__(self, spool: Spool, open_writer: Callable[[], ClickHouseWriter]) -> None:
-        """`open_writer` raises StoreError while ClickHouse is unavailable."""
+    def __init__(
+        self, spool: Spool, open_writer: Callable[[], ClickHouseWriter], remote_handoffs: RemoteHandoffs
+    ) -> None:
+        """`open_writer` raises StoreError while ClickHouse is unavailable; `remote_handoffs` fetches the other sides of this tracer's
+        hand-offs."""
         self.spool = spool
         self.trouble: str | None = None
-        self.others: RemoteHandoffs | None = None
-        self._open_writer = open_writer
+        self._open_writer, self._remote_handoffs = open_writer, remote_handoffs
         self._writer: ClickHouseWriter | None = None
         self._sent = 0
         self._stopping = threading.Event()
@@ -69,8 +70,7 @@ class SpoolSender:
         last = self.spool.last_number()
         while self._sent < last and (parcel := self.spool.read(after=self._sent, most_bytes=PARCEL_BYTES)):
             self._send(parcel)
-        if self.others is not None:
-            self.others.ask(self._opened())
+        self._remote_handoffs.ask(self._opened())
 
     def _send(self, parcel: Sequence[tuple[int, Batch]]) -> None:
         unfit = self._opened().ship(parcel)
@@ -78,8 +78,7 @@ class SpoolSender:
             logger.warning("%s parts do not fit into ClickHouse and were left out; the first: %s", len(unfit), unfit[0])
         self._sent = parcel[-1][0]
         self.spool.confirm(self._sent)
-        if self.others is not None:
-            self.others.want(row for _, batch in parcel for row in batch.handoffs)
+        self._remote_handoffs.want(row for _, batch in parcel for row in batch.handoffs)
 
     def _opened(self) -> ClickHouseWriter:
         if self._writer is None:

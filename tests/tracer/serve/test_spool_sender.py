@@ -15,6 +15,7 @@ from traffic import Engine, served
 
 from kvtrail.tracer.serve import spool_sender
 from kvtrail.tracer.serve.metrics.metrics import Metrics
+from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
 from kvtrail.tracer.serve.spool_sender import SpoolSender
 from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Database
@@ -200,7 +201,7 @@ def test_the_thread_waits_for_clickhouse_and_says_so(tmp_path: Path, monkeypatch
         monkeypatch.setattr(spool_sender, name, 0.01)
     tracer = FleetTracer(tmp_path, clickhouse())
     sink = Away()
-    sender = SpoolSender(tracer.spool, sink.open)
+    sender = SpoolSender(tracer.spool, sink.open, RemoteHandoffs(tracer.pipeline))
     metrics = Metrics()
     metrics.watch_spool(tracer.spool)
 
