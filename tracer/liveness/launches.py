@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.ledger.account import Account
@@ -25,11 +25,11 @@ from kvtrail.tracer.liveness.engine import (
 from kvtrail.tracer.liveness.recorders import Contact, Recorders, RecorderState
 from kvtrail.tracer.liveness.request_outcome import has_failed, is_lost
 from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.grouping import by_key
 
 SETTLED_NS = 15 * 10**9
 """Time after an end at which lost requests are counted again: by then, missing events have arrived or were given up."""
 MAX_LAUNCHES = 20_000
-Named = TypeVar("Named", Account, Finding)
 
 Key = tuple[str, str]
 """A launch: its engine and its name."""
@@ -52,12 +52,13 @@ class _Seen:
     @cached_property
     def requests(self) -> Mapping[str, Sequence[Account]]:
         """The requests in memory."""
-        return _by_engine(self.accounts)
+        return by_key(self.accounts, lambda each: each.engine)
 
     @cached_property
     def findings(self) -> Mapping[str, Sequence[Finding]]:
         """The findings."""
-        return _by_engine(finding for found in self.every_finding.values() for finding in found.values())
+        every = (finding for found in self.every_finding.values() for finding in found.values())
+        return by_key(every, lambda each: each.engine)
 
 
 class Launches:
@@ -86,9 +87,7 @@ class Launches:
     ) -> Sequence[Change]:
         """Update the launches at `at_ns` of the monotonic clock; returns the changes."""
         seen = _Seen(recorders.values(), accounts, findings, at_ns)
-        by_launch: dict[Key, list[RecorderState]] = {}
-        for recorder in seen.recorders:
-            by_launch.setdefault((recorder.engine, recorder.launch), []).append(recorder)
+        by_launch = by_key(seen.recorders, lambda each: (each.engine, each.launch))
         begun_at = {key: min(recorder.began_at for recorder in some) for key, some in by_launch.items()}
         newest: dict[str, int] = {}
         for (engine, _), began_at in begun_at.items():
@@ -193,14 +192,6 @@ def _observed(recorders: Sequence[RecorderState], *, is_replaced: bool) -> tuple
         settings={name: value for each in (*recorders, *speakers) for name, value in each.launched_with.items()},
     )
     return launch, evidence
-
-
-def _by_engine(those: Iterable[Named]) -> dict[str, list[Named]]:
-    """By engine."""
-    found: dict[str, list[Named]] = {}
-    for each in those:
-        found.setdefault(each.engine, []).append(each)
-    return found
 
 
 def _reported(launch: Launch) -> tuple[object, ...]:

@@ -19,6 +19,7 @@ from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.ledger.ordering import Gaps
 from kvtrail.tracer.liveness.engine import CONTACT_NS, goes_on, is_fatal
 from kvtrail.tracer.model.engines import described, launched_with, memory_limit, pool_blocks, shown_name
+from kvtrail.tracer.model.grouping import by_key
 
 INFO = (
     "engine_name", "model_name", "service_name", "service_instance_id", "k8s_pod_name", "host_name", "vllm_version",
@@ -240,9 +241,7 @@ class Recorders:
 
     def update(self, *, at_ns: int) -> list[RecorderState]:
         """Update which recorders report, at `at_ns` of the monotonic clock; returns forgotten recorders."""
-        engines: dict[str, list[RecorderState]] = {}
-        for recorder in self._held.values():
-            engines.setdefault(recorder.engine, []).append(recorder)
+        engines = by_key(self._held.values(), lambda each: each.engine)
         silent = []
         for engine, recorders in engines.items():
             for recorder in recorders:

@@ -39,8 +39,8 @@ class SpoolSender:
     def __init__(
         self, spool: Spool, open_writer: Callable[[], ClickHouseWriter], remote_handoffs: RemoteHandoffs
     ) -> None:
-        """`open_writer` raises StoreError while ClickHouse is unavailable; `remote_handoffs` fetches the other sides of this tracer's
-        hand-offs."""
+        """`open_writer` raises StoreError while ClickHouse is unavailable; `remote_handoffs` fetches the other sides of
+        this tracer's hand-offs."""
         self.spool = spool
         self.trouble: str | None = None
         self._open_writer, self._remote_handoffs = open_writer, remote_handoffs

@@ -9,6 +9,7 @@ from typing import Any
 from kvtrail.tracer.liveness.engine import CausingFinding, EngineState, Launch, agreed
 from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.engines import DESCRIPTION
+from kvtrail.tracer.model.grouping import by_key
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.store.damage import readable
 from kvtrail.tracer.store.queries import Database, an_object, to_text
@@ -54,10 +55,8 @@ class EngineReader(Database):
 
     def launches(self) -> list[Launch]:
         """The launches of engines, each as agreed between the sidecars that know it."""
-        reports: dict[tuple[str, str], list[Launch]] = {}
         rows = self.ask(f"SELECT {', '.join(LAUNCH_COLUMNS)} FROM {self.table('launches')}")
-        for each in readable(rows, _launch, of="launches"):
-            reports.setdefault((each.engine, each.launch), []).append(each)
+        reports = by_key(readable(rows, _launch, of="launches"), lambda each: (each.engine, each.launch))
         return list(map(agreed, reports.values()))
 
     def markers(self, *, since_ns: int, until_ns: int, limit: int) -> list[Marker]:

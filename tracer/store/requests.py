@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any
 
@@ -121,7 +121,7 @@ class RequestReader(Database):
         # First the ids from narrow columns; then the accounts of these few requests.
         chosen = f"SELECT engine, request FROM {table} {conditions} {order}"
         select = f"SELECT {self.stored} FROM {table} WHERE (engine, request) IN ({chosen}) {order}"
-        return self._requests_in(self.ask(select, limit=limit, **values))
+        return readable(self.ask(select, limit=limit, **values), self.stored_request, of="requests")
 
     def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
         """The `status` and `outcome` of the accounts of known requests among these, by engine and id."""
@@ -149,14 +149,11 @@ class RequestReader(Database):
             rows = self.ask(
                 f"SELECT {self.stored} FROM {self.table('requests')} {where} ORDER BY started_ns DESC LIMIT 1", **values
             )
-            if rows and not (found := self._requests_in(rows)):
+            if rows and not (found := readable(rows, self.stored_request, of="requests")):
                 raise StoreError(f"the row of {request!r} is damaged; `kvtrail store rebuild` makes it again")
             if rows:
                 return found[0]
         return None
-
-    def _requests_in(self, rows: Iterable[Sequence[Any]]) -> list[StoredRequest]:
-        return readable(rows, self.stored_request, of="requests")
 
     def stored_request(self, row: Sequence[Any]) -> StoredRequest:
         """The request in a row of `stored`. Raises ValueError if it is damaged."""

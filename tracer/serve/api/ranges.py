@@ -17,6 +17,7 @@ from kvtrail.tracer.capacity.memory_curves import MemoryCurve, memory_curves
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.liveness.engine import EngineState
 from kvtrail.tracer.liveness.markers import BEFORE_NS
+from kvtrail.tracer.model.grouping import by_key
 from kvtrail.tracer.savings.cause_sums import lacking_of, tenants_of
 from kvtrail.tracer.savings.minute_sums import HOUR_S, SavingsRow, interval_s
 from kvtrail.tracer.savings.sums import Savings, prefill_rates, savings_of
@@ -195,10 +196,7 @@ def savings_report(
     chosen = [row for row in every if connector in ("", row.connector)]
 
     def parts(key: Callable[[SavingsRow], Any]) -> list[tuple[Any, Savings]]:
-        by_key: dict[Any, list[SavingsRow]] = {}
-        for row in chosen:
-            by_key.setdefault(key(row), []).append(row)
-        return [(name, savings_of(by_key[name], rates=rates)) for name in sorted(by_key)]
+        return [(name, savings_of(part, rates=rates)) for name, part in sorted(by_key(chosen, key).items())]
 
     measures = Counter[str]()
     for row in chosen:

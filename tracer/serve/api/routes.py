@@ -15,7 +15,7 @@ from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 
 from kvtrail import __version__
-from kvtrail.tracer.detect.retained_blocks import RetainedHandoff
+from kvtrail.tracer.model.grouping import by_key
 from kvtrail.tracer.rules import pages
 from kvtrail.tracer.serve.access import OnlyWithToken
 from kvtrail.tracer.serve.allowed_hosts import OnlyAllowedHosts
@@ -233,9 +233,7 @@ def _add_routes(api: APIRouter, process: Live, sender: SpoolSender | None, reade
         known = resolver.engines
         if chosen is not None:
             known = {name: known[name] for name in chosen if name in known}
-        by_engine: dict[str, list[dict[str, Any]]] = {}
-        for recorder in recorders():
-            by_engine.setdefault(recorder["engine"], []).append(recorder)
+        by_engine = by_key(recorders(), lambda each: each["engine"])
         latest_first = [*known][::-1]
         named = sorted(latest_first, key=lambda name: name not in by_engine)
         return Fleet(
@@ -292,10 +290,8 @@ def handed_over(
         if flow.handoffs and (chosen is None or giver in chosen or taker in chosen)
     ]
     pools = {recorder.engine: recorder.pool_blocks for recorder in process.recorders.values() if recorder.pool_blocks}
-    by_pair: dict[tuple[str, str, str], list[RetainedHandoff]] = {}
-    for each in process.kept:
-        if chosen is None or each.engine in chosen:
-            by_pair.setdefault((each.engine, each.taker, each.state), []).append(each)
+    of_chosen = (each for each in process.kept if chosen is None or each.engine in chosen)
+    by_pair = by_key(of_chosen, lambda each: (each.engine, each.taker, each.state))
     kept: list[dict[str, Any]] = [
         {
             "engine": engine,

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from kvtrail.tracer.model.findings import WORST_FIRST, Severity
+from kvtrail.tracer.model.grouping import by_key
 from kvtrail.tracer.model.known import Sighting, place_of
 from kvtrail.tracer.model.outcomes import HARM, Impact
 from kvtrail.tracer.rules import pages
@@ -91,12 +92,9 @@ _UNTIMED = {"first_ns": 0, "last_ns": 0}
 
 def _times(sightings: Iterable[Sighting]) -> dict[str, dict[str, int]]:
     """When each rule was first and last seen."""
-    by_rule: dict[str, list[Sighting]] = {}
-    for each in sightings:
-        by_rule.setdefault(each.place.rule, []).append(each)
     return {
         rule: {"first_ns": min(each.first_ns for each in some), "last_ns": max(each.last_ns for each in some)}
-        for rule, some in by_rule.items()
+        for rule, some in by_key(sightings, lambda each: each.place.rule).items()
     }
 
 
