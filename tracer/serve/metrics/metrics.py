@@ -513,7 +513,7 @@ class Metrics:
         if not isinstance(fact, Admitted):
             return
         lookup, alloc = fact.lookup, fact.event
-        epoch = _epoch(alloc)
+        epoch = RESUMED if alloc.epoch else FIRST
         counts.add(self.admissions, 1, epoch)
         counts.add(self.queried, max(0, lookup.total - lookup.computed), epoch)
         counts.add(self.local, lookup.computed, epoch)
@@ -666,7 +666,3 @@ class _Counts:
 def _exemplar(trace_id: str) -> dict[str, str] | None:
     """The exemplar that links a value to a trace; None if there is no trace id."""
     return {"trace_id": trace_id} if len(trace_id) == TRACE_ID_LENGTH else None
-
-
-def _epoch(event: Event) -> str:
-    return RESUMED if event.epoch else FIRST

@@ -18,7 +18,7 @@ from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.liveness.launches import Change, Launches
 from kvtrail.tracer.liveness.markers import of_launches
-from kvtrail.tracer.liveness.recorders import Contact, Recorders, RecorderState
+from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
 from kvtrail.tracer.model.engines import described
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.known_findings import KnownHere
@@ -62,10 +62,6 @@ class Engines:
         self._shown: dict[str, EngineGauges] = {}
         """The engines in the metrics."""
 
-    def running(self) -> set[str]:
-        """The engines that report; their open requests continue."""
-        return {recorder.engine for recorder in self.recorders.values() if recorder.contact is Contact.RUNNING}
-
     def descriptions(self, came: ReceivedRequest) -> dict[str, dict[str, str]]:
         """The engines' descriptions that the store has not recorded recently."""
         found: dict[str, dict[str, str]] = {}
@@ -98,10 +94,6 @@ class Engines:
                     self._count_recorder(events, resource, now_ns)
             self._count_unknown(resource, decoded)
         self._log(came)
-
-    def update(self) -> list[RecorderState]:
-        """Update which recorders still report; returns forgotten recorders."""
-        return self.recorders.update(at_ns=time.monotonic_ns())
 
     def update_launches(self, detector: Detector) -> None:
         """Update the state of the launches."""

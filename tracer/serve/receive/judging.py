@@ -85,7 +85,7 @@ class Judge:
             listener=self.sums.entered,
             on_fact=self.sums.sum_up,
             on_causes=self.sums.explain,
-            on_reset=self.sums.reset,
+            on_reset=self.sums.online_curve.reset,
             on_handoff=self._keep,
             on_handed_over=self.sums.handoff_ended,
             on_error=self._errors.count,

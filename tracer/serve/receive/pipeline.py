@@ -17,7 +17,7 @@ from kvtrail.tracer.detect.pairs import RemoteHandoff
 from kvtrail.tracer.detect.retained_blocks import RetainedHandoff
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
-from kvtrail.tracer.liveness.recorders import RecorderState
+from kvtrail.tracer.liveness.recorders import Contact, RecorderState
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.finding_log import FindingLog
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile, KnownHere
@@ -157,7 +157,7 @@ class Pipeline:
         with self._lock:
             gone: list[RecorderState] = []
             with self.errors.caught(Where.TIDY):
-                gone = self.engines.update()
+                gone = self.recorders.update(at_ns=time.monotonic_ns())
             self._update_launches()  # before their lost requests are forgotten
             self.judge.forget(
                 before_ns=before_ns, unwritten=self.judge.dirty.keys() | self.storage.due.keys(), gone=gone
@@ -193,7 +193,7 @@ class Pipeline:
             self.storage.write_rows()
             self.storage.write_changes()
         with self._lock:
-            self.storage.close()
+            self._writer.close()
 
     def _update_launches(self) -> None:
         if not self.judge.is_behind:  # the loss of an engine is known once its requests are
@@ -237,4 +237,5 @@ class Pipeline:
         return self.detector.missing
 
     def running(self) -> set[str]:
-        return self.engines.running()
+        """The engines that report; their open requests continue."""
+        return {recorder.engine for recorder in self.recorders.values() if recorder.contact is Contact.RUNNING}

@@ -200,10 +200,6 @@ class Storage:
         with self._lock:
             return self._writer.is_filling()
 
-    def close(self) -> None:
-        """Close the store."""
-        self._writer.close()
-
     def _in_steps(self, step: Callable[[], bool]) -> None:
         """Run a long task in steps, until a step reports that nothing is left to do."""
         while True:

@@ -50,13 +50,10 @@ class Quota:
         self._file_bytes = max(self._most_bytes - beside - self._wal_bytes - _SHARED_BYTES, self._most_bytes // 8)
         self._db.execute(f"PRAGMA max_page_count={self._file_bytes // pragma(self._db, 'page_size')}").fetchall()
 
-    def used(self) -> int:
-        """The used bytes of the file."""
-        return (pragma(self._db, "page_count") - pragma(self._db, "freelist_count")) * pragma(self._db, "page_size")
-
     def is_short(self, share: float = FULL) -> bool:
         """Whether more than a share of the file's quota is in use."""
-        return self.used() > self._file_bytes * share
+        pages = pragma(self._db, "page_count") - pragma(self._db, "freelist_count")
+        return pages * pragma(self._db, "page_size") > self._file_bytes * share
 
     def make_for_wal(self) -> None:
         """Empty the WAL before a transaction, if it is close to its maximum size.

@@ -76,8 +76,6 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         """
         super().__init__(path)
         self.path, self._spool, self._most_bytes = path.resolve(), spool, most_bytes
-        self._judged: int | None = None
-        """The last judged span, as stored in the file."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = self.path.with_name(f"{self.path.name}.lock")
@@ -136,7 +134,6 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
                 table.forget(self._db, since_ns=since_ns)
             self._log.settle(0)
             self._log.judge(0)
-            self._judged = 0
 
     def fold(self, *, some: bool = False) -> bool:
         """Join small chunks of the log, which is cheaper for many at once; with `some` also few. Returns whether it joined
@@ -255,9 +252,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         """Record the log's settled and judged positions, and add the stored batch to the spool."""
         if batch.settled is not None:  # after the rows, since new rows store the old number
             self._log.settle(batch.settled)
-        if batch.judged != self._judged:
-            self._log.judge(batch.judged)
-            self._judged = batch.judged
+        self._log.judge(batch.judged)
         if self._spool is not None:
             self._spool.put(self._db, batch)
 
