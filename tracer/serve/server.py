@@ -118,7 +118,7 @@ def serve(
     listener = bound(host, http_port)
     url = f"{'http' if tls is None else 'https'}://{address(host, listener.getsockname()[1])}"
     with (
-        _fleet(store, metrics, known)
+        _fleet(store, known)
         if receiving is None
         else _sidecar(receiving, store, metrics, known, limits=limits, tokens=tokens, tls=tls, url=url)
     ) as served:
@@ -146,11 +146,11 @@ def serve(
         http_server.serve_on(listener)
 
 
-def _fleet(store: Path | Address, metrics: Metrics, known: KnownFindingsFile) -> AbstractContextManager[_Served]:
+def _fleet(store: Path | Address, known: KnownFindingsFile) -> AbstractContextManager[_Served]:
     """The source of answers about a fleet. Raises StoreError."""
     assert isinstance(store, Address)  # the command has checked it
     reader = ClickHouseReader(store, is_first=True)
-    return nullcontext(_Served(FleetProcess(reader, metrics.internal_errors, known), reader, "only the API"))
+    return nullcontext(_Served(FleetProcess(reader, known), reader, "only the API"))
 
 
 @contextmanager

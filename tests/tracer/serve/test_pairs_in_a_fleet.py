@@ -166,7 +166,7 @@ def test_a_side_that_never_comes_leaves_the_pair_unknown(fleet: Fleet, side: str
     exchange(fleet)
     own = fleet[side]
     metrics = Metrics()
-    over_all = TestClient(application(FleetProcess(own.fleet, metrics.internal_errors), own.fleet, metrics))
+    over_all = TestClient(application(FleetProcess(own.fleet), own.fleet, metrics))
     of_sidecar = TestClient(application(own.pipeline, own.local, metrics))
     request = events[0].request
 

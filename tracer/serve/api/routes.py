@@ -143,7 +143,7 @@ def application(
 
     @app.exception_handler(sqlite3.DatabaseError)
     def damaged(request: Request, error: sqlite3.DatabaseError) -> JSONResponse:
-        process.errors.count(Where.API, error, f"{request.url.path} is not answered")
+        metrics.internal_errors.count(Where.API, error, f"{request.url.path} is not answered")
         return JSONResponse({"detail": f"the store cannot be read: {error}"}, status_code=UNAVAILABLE)
 
     @app.exception_handler(OverflowError)
@@ -154,7 +154,7 @@ def application(
 
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> JSONResponse:
-        process.errors.count(Where.API, error, f"{request.url.path} is not answered")
+        metrics.internal_errors.count(Where.API, error, f"{request.url.path} is not answered")
         return JSONResponse({"detail": f"an error in kvtrail itself: {type(error).__name__}"}, status_code=500)
 
     app.state.reader, app.state.process = reader, process

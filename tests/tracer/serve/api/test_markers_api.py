@@ -104,7 +104,7 @@ def test_a_fleet_has_the_markers_of_all_tracers(tmp_path: Path) -> None:
         own = tracer.local.launches()
         assert [each.settings for each in tracer.fleet.launches() if each.engine == name] == [own[0].settings]
     reader = tracer.fleet
-    client = TestClient(application(FleetProcess(reader, Metrics().internal_errors), reader, Metrics()))
+    client = TestClient(application(FleetProcess(reader), reader, Metrics()))
     found = client.get("/api/markers").json()
     assert {each["kind"] for each in found} == {"deploy", "drop"}
 
