@@ -89,7 +89,7 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
     "--why",
     metavar="REQUEST",
     help="Instead of an audit, print why each token of this request was reused or computed. Its id is the engine's or the"
-    " caller's. With --store, the answer is what its tracer found out, whatever --since says.",
+    " caller's. With --store, the stored answer is printed, and --since has no effect.",
 )
 @click.option(
     "--savings",
@@ -130,7 +130,7 @@ def audit(
     A FILE may be compressed with gzip or zstd; docs/logs-and-traces.md says what is read. It may also be the log of a
     vLLM server with LMCache: what the log shows is judged, the rest is unknown; `kvtrail replay` prints it step by step.
 
-    With --store, what a tracer has stored is judged again, by the rules of today.
+    With --store, the stored spans are judged again, by the current rules.
 
     Exit code 0: no drift; 1: drift; 2: a file cannot be used, or there is no such rule; 3: no drift, but inconclusive:
     no kvtrail spans, no hit, missing events, damaged lines, an engine that died or has no end record, or a request

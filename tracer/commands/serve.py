@@ -19,8 +19,9 @@ PORT = click.IntRange(0, 65535)
 """0 chooses a free port, which the log names."""
 _FILE = click.Path(path_type=Path, dir_okay=False)
 MAX_HOURS = 10**6
-MAX_GIB = 10**6
 """More than a century."""
+MAX_GIB = 10**6
+"""Almost an exbibyte."""
 
 
 def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:

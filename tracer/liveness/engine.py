@@ -28,7 +28,7 @@ _SHUTDOWN = "shutdown"
 
 
 class EngineState(StrEnum):
-    """The state of an engine. The values are stored, and part of the api."""
+    """The state of an engine. The values are stored, and part of the API."""
 
     RUNNING = "running"
     LOST_CONTACT = "lost_contact"

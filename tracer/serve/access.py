@@ -93,14 +93,14 @@ class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc ha
 
 
 def _refusal(opened: Collection[Role], wanted: Role) -> str:
-    return f"this token may not {wanted}: use one that may" if opened else _WANTED
+    return f"this token may not {wanted}: use a token that may" if opened else _WANTED
 
 
 def _refusing(code: grpc.StatusCode, text: str) -> Any:
     def refuse(requests: Any, context: grpc.ServicerContext) -> None:
         context.abort(code, text)
 
-    return grpc.stream_unary_rpc_method_handler(refuse)  # which reads nothing of the message
+    return grpc.stream_unary_rpc_method_handler(refuse)  # a stream: the message is never read
 
 
 def check_bind_address(host: str, tokens: Access | None, *, insecure: bool) -> None:

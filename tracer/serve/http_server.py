@@ -58,7 +58,7 @@ class HttpServer(uvicorn.Server):
         self.run(sockets=[listener])
 
     async def on_tick(self, counter: int) -> bool:
-        """Of uvicorn."""
+        """Override uvicorn's method, which it calls ten times a second."""
         if counter % _TICKS == 0:
             self._close_stalled(time.monotonic())
         return await super().on_tick(counter)

@@ -15,7 +15,7 @@ from kvtrail.tracer.serve.watched_file import WatchedFile
 
 
 class Role(StrEnum):
-    """A kind of request to the sidecar or the api."""
+    """A kind of request to the sidecar or the API."""
 
     WRITE = "write"
     """Send spans: what an engine, a Collector or an importer does."""

@@ -150,7 +150,7 @@ class RequestReader(Database):
                 f"SELECT {self.stored} FROM {self.table('requests')} {where} ORDER BY started_ns DESC LIMIT 1", **values
             )
             if rows and not (found := readable(rows, self.stored_request, of="requests")):
-                raise StoreError(f"the row of {request!r} is damaged; `kvtrail store rebuild` makes it again")
+                raise StoreError(f"the row of {request!r} is damaged; `kvtrail store rebuild` restores it")
             if rows:
                 return found[0]
         return None

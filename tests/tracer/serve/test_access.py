@@ -133,7 +133,7 @@ def test_a_token_opens_its_own_role_alone(with_roles: Tracer, holder: str) -> No
         assert (answer.status_code != 403) == opened, (method, path)
         if not opened:
             assert answer.headers["www-authenticate"].endswith(f'scope="{role_of(method, path)}"')
-            assert answer.json() == {"detail": f"this token may not {role_of(method, path)}: use one that may"}
+            assert answer.json() == {"detail": f"this token may not {role_of(method, path)}: use a token that may"}
 
 
 @pytest.mark.parametrize("holder", [*Role, "every"])

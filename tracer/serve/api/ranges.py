@@ -50,7 +50,7 @@ class FindingsTrend(BaseModel):
 
 
 class SavingsReport(BaseModel):
-    """The effect of the offload in a time range. `detect.savings.Savings` explains the numbers of each part."""
+    """The effect of the offload in a time range. `kvtrail.tracer.savings.sums.Savings` explains the numbers of each part."""
 
     since_ns: int
     until_ns: int

@@ -95,7 +95,7 @@ class HandoffLink(BaseModel):
 
 class Timeline(BaseModel):
     """A request's current account, its steps in order, its hand-offs to or from other engines, and its findings. `outcome` is
-    one of `kvtrail.tracer.liveness.request_outcome.Outcome`, and `reason` is vLLM's finish reason."""
+    one of `kvtrail.tracer.model.outcomes.Outcome`, and `reason` is vLLM's finish reason."""
 
     request: dict[str, Any]
     steps: list[TimelineStep]

@@ -208,13 +208,14 @@ class Metrics:
         )
         self.evicted = counter("evicted_chunks", "Chunks evicted from the connector's store.", _CONNECTOR)
         self.prompt_tokens = counter(
-            "prompt_tokens", (
-"Tokens of requests at their admissions, by the cause why they were reused or computed. `tier` is "
-"the cache concerned: `gpu` for vLLM's own, `store` or vLLM's name of the source for the "
-"connector's; else empty."
-),
+            "prompt_tokens",
+            (
+                "Tokens of requests at their admissions, by the cause why they were reused or computed. `tier` is "
+                "the cache concerned: `gpu` for vLLM's own; `store`, or vLLM's name of the source, for the "
+                "connector's; otherwise empty."
+            ),
             (*_CONNECTOR, "cause", "tier"),
-        )  # fmt: skip
+        )
         self.preemptions = counter("preemptions", "Preemptions of requests.", _CONNECTOR)
         self.requests = counter("requests", "Requests that ended, by vLLM's finish status.", (*_CONNECTOR, "outcome"))
         self.errors = counter(
@@ -248,13 +249,12 @@ class Metrics:
         self.handoffs = counter(
             "handoffs",
             (
-                'Hand-offs that ended. `side="gives"`: the engine gave the blocks back, since they had been '
-                "`read`, since the lease had `expired`, or `freed` for a reason that is not recorded: a worker in "
-                "another process may be heard after its scheduler, so that this counts only ten seconds later, by "
-                'heartbeats. `side="takes"`: a request `loaded` what was handed over, its load `failed`, it ended '
-                "without a load (`not_loaded`: aborted, or it needed nothing; while a load is under way, that "
-                "load's end decides), or it was refused, or its client left, before it was scheduled "
-                "(`declined`)."
+                'Hand-offs that ended. `side="gives"`: the engine freed the blocks, because they were `read`, '
+                "because the lease `expired`, or for a reason that is not recorded (`freed`; counted ten seconds "
+                "later, by heartbeats, since a worker in another process may report after its scheduler). "
+                '`side="takes"`: a request `loaded` the hand-off, its load `failed`, it ended without a load '
+                "(`not_loaded`: it was aborted or needed nothing; while a load is under way, the end of the load "
+                "decides), or it was refused or left by its client before it was scheduled (`declined`)."
             ),
             (*_CONNECTOR, "side", "outcome"),
         )
@@ -262,8 +262,8 @@ class Metrics:
             "findings",
             (
                 "Findings: one for each rule, request and epoch, however often it recurs. `known` is `true` if it "
-                "was a known finding when it was found, and `false` otherwise. One that turns out worse than it "
-                "seemed counts once more, with its new severity."
+                "was a known finding when it was found, and `false` otherwise. A finding that becomes more severe "
+                "counts once more, with its new severity."
             ),
             (*_CONNECTOR, "rule", "severity", "known"),
         )
@@ -295,11 +295,11 @@ class Metrics:
             counter(
                 "internal_errors",
                 (
-                    "Errors in kvtrail itself. `where` names what they cost: a rule's id its judgement; `decode`, "
-                    "`detector`, `account` and `engine` the judgement of a span; `phases`, `savings`, `rows` and "
-                    "`metrics` its display, `store` a row, `recall` open requests from before a restart, "
-                    "`finding_log` an exported finding, `tidy` a part of the cleanup, `ingest` a batch (the sender "
-                    "retries), `api` an answer. The log reports each once."
+                    "Errors in kvtrail itself. `where` names what each one affects: a rule's id, its judgement; `decode`, "
+                    "`detector`, `account` and `engine`, the judgement of a span; `phases`, `savings`, `rows` and "
+                    "`metrics`, its display; `store`, a row; `recall`, open requests from before a restart; "
+                    "`finding_log`, an exported finding; `tidy`, a part of the cleanup; `ingest`, a batch (the "
+                    "sender retries); `api`, an answer. The log reports each once."
                 ),
                 ("where",),
             )
@@ -315,8 +315,8 @@ class Metrics:
         self.events_conflicting = counter(
             "events_conflicting",
             (
-                "Events whose number another span of the same recorder has, too, or that the recorder cannot have "
-                "come to yet: two senders use one recorder's id."
+                "Events with a number that another span of the same recorder has as well, or that the recorder "
+                "cannot have reached yet: two senders use one recorder's id."
             ),
             ("engine",),
         )

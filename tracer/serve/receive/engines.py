@@ -81,7 +81,7 @@ class Engines:
             metrics.count_lost(event.engine, conflicting=1)
             if self._is_new(event.recorder, "conflict"):
                 recorder, engine = event.recorder[:LONGEST_UNKNOWN], event.engine[:LONGEST_UNKNOWN]
-                text = "two senders use the id %r of a recorder of engine %r, at number %s: what is known of it is incomplete"
+                text = "two senders use the id %r of a recorder of engine %r, at number %s: its history is incomplete"
                 logger.warning(text, recorder, engine, event.sequence)
         again = {id(event) for event in (*came.again, *doubted)}
         for resource, decoded in came.parts:
@@ -180,7 +180,9 @@ class Engines:
             if recorder is not None:
                 recorder.count_unknown(short)
             if self._is_new("", short):
-                text = "%r, which kvtrail %r has recorded, is not known to this one: it is stored and counted, and not judged"
+                text = (
+                    "%r, recorded by kvtrail %r, is unknown to this version: it is stored and counted, but not judged"
+                )
                 logger.warning(text, short, version[:LONGEST_UNKNOWN] or "of another version")
 
     def _log(self, came: ReceivedRequest) -> None:

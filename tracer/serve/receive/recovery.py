@@ -91,5 +91,5 @@ class Recovery:
         until_s = time.monotonic() + WAIT_BEHIND_S
         while self._storage.spans_behind >= MAX_BEHIND:
             if time.monotonic() >= until_s:
-                raise StoreError("the tracer has just started and reads back what it knew; try again")
+                raise StoreError("the tracer has just started and is restoring its state; try again")
             time.sleep(0.05)
