@@ -6,11 +6,14 @@ A shared query is SQL that SQLite and ClickHouse interpret alike. Parameters hav
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
 
+ASKED_TOGETHER = 500
+"""Maximum number of names in one query."""
 _encode = msgspec.json.Encoder().encode
 from_text = msgspec.json.Decoder().decode
 """The data of a JSON text. Raises ValueError if it is not JSON."""
@@ -45,6 +48,12 @@ class Database:
     def ask(self, select: str, **values: Any) -> list[Any]:
         """The rows of a SELECT with these values for its parameters."""
         raise NotImplementedError
+
+    def ask_in_parts(self, select: str, names: Iterable[str], **values: Any) -> Iterator[Any]:
+        """The same for the parameter `names`, of which there may be many: a query for each part of them."""
+        rest = iter(names)
+        while part := [*islice(rest, ASKED_TOGETHER)]:
+            yield from self.ask(select, names=part, **values)
 
 
 def all_of(conditions: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import islice
 from typing import Any
 
 from kvtrail.tracer.model.conditions import Condition
@@ -12,8 +11,6 @@ from kvtrail.tracer.store.damage import readable
 from kvtrail.tracer.store.queries import Database, all_of
 from kvtrail.tracer.store.request_rows import StoredRequest
 
-ASKED_TOGETHER = 500
-"""Maximum number of requests, or of hand-off names, in one query."""
 _FIRST = {
     Sort.WAITING: "waited_ns DESC,",
     Sort.RECOMPUTED: "recomputed DESC,",
@@ -125,16 +122,11 @@ class RequestReader(Database):
 
     def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
         """The `status` and `outcome` of the accounts of known requests among these, by engine and id."""
-        found: dict[tuple[str, str], tuple[str, str | None]] = {}
-        wanted = iter(of)
-        while some := [*islice(wanted, ASKED_TOGETHER)]:
-            rows = self.ask(
-                f"SELECT engine, request, status, outcome FROM {self.table('requests')}"
-                " WHERE request IN {requests:Array(String)}",
-                requests=[request for _, request in some],
-            )
-            found |= {(engine, request): tuple(about) for engine, request, *about in rows if (engine, request) in some}
-        return found
+        rows = self.ask_in_parts(
+            f"SELECT engine, request, status, outcome FROM {self.table('requests')} WHERE request IN {{names:Array(String)}}",
+            {request for _, request in of},
+        )
+        return {(engine, request): (status, how) for engine, request, status, how in rows if (engine, request) in of}
 
     def request(self, request: str, *, engine: str = "") -> StoredRequest | None:
         """One request by its engine's or external id; the latest one if an external id was used twice."""

@@ -102,7 +102,7 @@ class OutcomeResolver:
     def impacts(self, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Findings with their impact (`did`)."""
         requests = {(finding["engine"], finding["request"]) for finding in findings if finding["request"]}
-        known = self._reader.outcomes(requests) if requests else {}
+        known = self._reader.outcomes(requests)
         outcomes = {key: self.outcome_of(key[0], *about) for key, about in known.items()}
         return [
             {

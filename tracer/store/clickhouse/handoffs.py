@@ -4,12 +4,10 @@ hand-offs here."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from itertools import islice
 from typing import Any
 
 from kvtrail.tracer.store.clickhouse.connection import Database
 from kvtrail.tracer.store.handoffs import HandoffRow
-from kvtrail.tracer.store.requests import ASKED_TOGETHER
 
 _FIELDS = tuple(name for name in HandoffRow._fields if name not in ("keys", "is_own"))
 COLUMNS = ("key", *_FIELDS, "tracer", "written")
@@ -24,15 +22,13 @@ def rows_of(row: HandoffRow, *, tracer: str, number: Callable[[], int]) -> Itera
 def read(database: Database, keys: Collection[str], *, but: str = "") -> list[HandoffRow]:
     """The events of these hand-offs, in each sidecar's order of entry, without the events of one sidecar."""
     found: dict[tuple[str, int, str], HandoffRow] = {}
-    names = iter(keys)
-    while some := [*islice(names, ASKED_TOGETHER)]:
-        rows = database.ask(
-            f"SELECT {', '.join(('key', *_FIELDS))} FROM kvtrail_handoffs FINAL"
-            " WHERE key IN {keys:Array(String)} AND tracer != {but:String} ORDER BY tracer, written",
-            keys=some,
-            but=but,
-        )
-        for key, *values in rows:
-            row = HandoffRow(**dict(zip(_FIELDS, values, strict=True)), keys=(key,), is_own=False)
-            found.setdefault((row.recorder, row.sequence, row.request), row)
+    rows = database.ask_in_parts(
+        f"SELECT {', '.join(('key', *_FIELDS))} FROM kvtrail_handoffs FINAL"
+        " WHERE key IN {names:Array(String)} AND tracer != {but:String} ORDER BY tracer, written",
+        keys,
+        but=but,
+    )
+    for key, *values in rows:
+        row = HandoffRow(**dict(zip(_FIELDS, values, strict=True)), keys=(key,), is_own=False)
+        found.setdefault((row.recorder, row.sequence, row.request), row)
     return list(found.values())

@@ -25,9 +25,9 @@ from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.store import FindingFilter, Selection, Sort
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.duration_bins import percentile
+from kvtrail.tracer.store.queries import ASKED_TOGETHER
 from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.request_rows import StoredRequest
-from kvtrail.tracer.store.requests import ASKED_TOGETHER
 
 S = 10**9
 
