@@ -97,8 +97,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         prefixes = _prefixes(reader, (first, second), wanted)
 
         def side(ends: Ends, prefixes: Mapping[str, Sums]) -> Side:
-            rows = reader.savings(since_ns=ends[0], until_ns=ends[1]) if ends[0] < ends[1] else []
-            rows = [row for row in rows if row.engine in wanted]
+            rows = reader.savings(since_ns=ends[0], until_ns=ends[1], engines=wanted) if ends[0] < ends[1] else []
             return Side(rows, _minutes(ends), prefixes)
 
         found = changes(side(first, prefixes[0]), side(second, prefixes[1]), resolver.models)

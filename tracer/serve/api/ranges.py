@@ -127,9 +127,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         since, until = moments(since_ns, until_ns)
         fine_s = interval_s(since, until)
         stretch_s = max(fine_s, -(-(until - since) // 10**9 // MAX_STRETCHES // fine_s) * fine_s)
-        rows = reader.savings(since_ns=since, until_ns=until, stretch_s=stretch_s)
-        if chosen is not None:
-            rows = [row for row in rows if row.engine in chosen]
+        rows = reader.savings(since_ns=since, until_ns=until, stretch_s=stretch_s, engines=chosen)
         report = savings_report(rows, connector=connector, since_ns=since, until_ns=until, stretch_s=stretch_s)
         known = reader.engines()
         of_range = {engine: known[engine] for engine in report.choices["engines"] if engine in known}
@@ -148,7 +146,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         since, until = moments(since_ns, until_ns, length_ns=HOUR_S * 10**9)
         range_, resolver = Range(since_ns=since, until_ns=until), OutcomeResolver(process, reader)
         rules = rule_summaries(reader, resolver, FindingFilter(engines=chosen, since_ns=since, until_ns=until))
-        rows = [row for row in reader.savings(since_ns=since, until_ns=until) if chosen is None or row.engine in chosen]
+        rows = reader.savings(since_ns=since, until_ns=until, engines=chosen)
         launches = [each for each in resolver.every_launch if chosen is None or each.engine in chosen]
 
         def place(engine: str) -> str:
