@@ -196,7 +196,7 @@ def _sidecar(
     receiver.start(intake, metrics)
     stop = threading.Event()
     tidier = threading.Thread(target=_tidy, args=(pipeline, options, stop), name="tidy", daemon=True)
-    resumer = threading.Thread(target=pipeline.resume, name="resume", daemon=True)
+    resumer = threading.Thread(target=pipeline.recovery.run, name="resume", daemon=True)
     resumer.start()
     tidier.start()
     if spool is not None and isinstance(store, Address):

@@ -50,7 +50,7 @@ class Database:
         raise NotImplementedError
 
     def ask_in_parts(self, select: str, names: Iterable[str], **values: Any) -> Iterator[Any]:
-        """The same for the parameter `names`, of which there may be many: a query for each part of them."""
+        """The rows of a SELECT with the list parameter `names`, which may be long: one query for each part of it."""
         rest = iter(names)
         while part := [*islice(rest, ASKED_TOGETHER)]:
             yield from self.ask(select, names=part, **values)

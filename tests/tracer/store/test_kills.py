@@ -76,7 +76,7 @@ def run(path: Path, payloads: list[bytes], killed_at: int | None = None, *, at_a
     if killed_at is not None:
         writer._db.set_trace_callback(look)
     pipeline = Pipeline(writer, Metrics(), grace_ns=0, resume=False)
-    pipeline.resume()
+    pipeline.recovery.run()
     for number, payload in enumerate(payloads):
         pipeline.ingest(payload, transport="http")
         if number == 1:
@@ -140,7 +140,7 @@ def test_what_comes_while_rows_are_written_is_not_forgotten_without_its_own(
     payloads, path = batches(), tmp_path / "s.db"
     run(tmp_path / "undisturbed.db", payloads)
     pipeline = Pipeline(SqliteWriter(path), Metrics(), grace_ns=0, rows_every_ns=10**18, resume=False)
-    pipeline.resume()
+    pipeline.recovery.run()
     for payload in payloads[:3]:
         pipeline.ingest(payload, transport="http")
     write_rows = pipeline.storage.write_rows

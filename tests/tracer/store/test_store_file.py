@@ -229,7 +229,7 @@ def test_what_came_before_it_had_read_back_what_it_knew_is_judged_once(tmp_path:
     pipeline = Pipeline(writer, metrics, resume=False)
     pipeline.ingest(encoded(events[4:]), transport="grpc")
     pipeline.ingest(encoded(history(FINE, request="new-0123abcd", recorder="new")), transport="grpc")
-    pipeline.resume()
+    pipeline.recovery.run()
     pipeline.tidy()
     rows = {row["request"]: (row["complete"], row["verdict"]) for row in SqliteReader(path).requests()}
     assert rows == {"long-0123abcd": (True, "drift"), "new-0123abcd": (True, "ok")}
@@ -310,7 +310,7 @@ def test_what_cannot_be_judged_for_a_moment_is_judged_then(tmp_path: Path, monke
         return following(after=after)
 
     monkeypatch.setattr(writer, "following", fails_at_first)
-    pipeline.resume()
+    pipeline.recovery.run()
     assert troubles[1] == "stored spans are not judged: disk I/O error"
     assert pipeline.trouble is None
     assert SqliteReader(tmp_path / "s.db").requests()[0]["verdict"] == "ok"
@@ -326,7 +326,7 @@ def test_a_sender_is_to_try_again_where_too_much_waits_to_be_judged(
     with pytest.raises(StoreError, match="has just started"):
         hear(pipeline, "second")
     assert pipeline.spans_behind == len(history(FINE))
-    pipeline.resume()
+    pipeline.recovery.run()
     assert pipeline.spans_behind == 0
     hear(pipeline, "second")
     assert len(SqliteReader(tmp_path / "s.db").requests()) == 2

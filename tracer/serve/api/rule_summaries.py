@@ -36,7 +36,7 @@ class FindingCounts(BaseModel):
     healed: int
     """Number of these findings that the guard healed every time."""
     harmed: int
-    """Number of these findings whose request failed or was lost, or whose engine died of it."""
+    """Number of these findings that did harm: their request failed or was lost, or they caused the death of an engine."""
 
 
 class RuleSummary(FindingCounts):

@@ -146,7 +146,7 @@ class Judge:
         return False
 
     def _slice(self) -> Callable[[], bool]:
-        """A function that says whether the time of a slice that begins now is over."""
+        """A function that returns whether the slice that begins now is over."""
         until_ns = self._clock() + SLICE_NS
         return lambda: self._clock() >= until_ns
 

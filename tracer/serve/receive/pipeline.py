@@ -63,8 +63,8 @@ class Pipeline:
         clock: Callable[[], int] | None = None,
     ) -> None:
         """The rows of requests are written with a batch or in tidying, at intervals of `rows_every_ns`. If `resume` is False,
-        the caller must call `resume()`. `clock`, by default the monotonic one, decides when missing events are given up and
-        finished requests forgotten."""
+        the caller must call `recovery.run()`. `clock`, by default the monotonic one, decides when missing events are
+        given up and finished requests forgotten."""
         self.metrics, self.errors = metrics, metrics.internal_errors
         self.known_findings = known_findings or KnownFindingsFile()
         self.started_ns = time.time_ns()
@@ -99,7 +99,7 @@ class Pipeline:
         )
         self.recovery = Recovery(writer, self.judge, self.storage, lock)
         if resume:
-            self.resume()
+            self.recovery.run()
         metrics.watch_checks(self.judge.checks, self.judge.unknown)
         metrics.watch("requests_open", self._open_requests)
 
@@ -177,12 +177,8 @@ class Pipeline:
                 self.storage.write_rows()
             _pause(PAUSE_S)
 
-    def resume(self, on_judged: Callable[[int], None] = lambda number: None) -> None:
-        """See `Recovery.run`."""
-        self.recovery.run(on_judged)
-
     def stop_resuming(self) -> None:
-        """Stop `resume`, which may run in another thread, soon: the next start continues it."""
+        """Stop the recovery, which may run in another thread, soon: the next start continues it."""
         self.judge.is_closing = True
 
     def close(self) -> None:

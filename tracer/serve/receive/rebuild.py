@@ -37,7 +37,7 @@ def rebuild(path: Path) -> int:
         pipeline.tidy()
 
     try:
-        pipeline.resume(judged)
+        pipeline.recovery.run(judged)
         now_ns += GRACE_NS + 1  # missing events will not arrive any more
         pipeline.tidy()
         while writer.fold(some=True):

@@ -31,7 +31,7 @@ AHEAD_NS = 24 * 3600 * 10**9
 MAX_RECORDERS = 100_000
 """Maximum number of recorders with remembered numbers; the least recently reporting one is forgotten first."""
 MAX_IDS_BYTES = 16 * 2**20
-"""Memory for the span ids of the latest events, of which there are then about a million."""
+"""Maximum memory for the span ids of the latest events: about a million."""
 _ID = 16
 """Length of a span id in characters."""
 _RUN_BYTES = 400

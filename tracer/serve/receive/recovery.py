@@ -18,7 +18,7 @@ from kvtrail.tracer.store.sqlite.store import SqliteWriter
 logger = logging.getLogger("kvtrail")
 
 MANY_UNFINISHED = 1_000
-"""Number of requests from which reading them back takes a while; the log then says so."""
+"""Number of requests from which the log reports the recovery, since it takes a while."""
 MAX_BEHIND, WAIT_BEHIND_S = 50_000, 5.0
 """Maximum number of stored spans that are not judged; then senders wait, and are asked to retry after `WAIT_BEHIND_S`
 seconds."""

@@ -129,7 +129,8 @@ class Log:
         return int(last_ns)
 
     def drop_oldest(self, chunks: int, *, before_ns: int) -> int:
-        """Drop those of the oldest chunks (this many are examined) that ended before; returns the number of their spans."""
+        """Examine this many of the oldest chunks, and drop the ones that ended before this time; returns the number of
+        dropped spans."""
         oldest = "number IN (SELECT number FROM chunks ORDER BY number LIMIT ?)"
         delete = f"DELETE FROM chunks WHERE {oldest} AND last_ns < ? RETURNING spans"
         dropped = self._db.execute(delete, (chunks, before_ns)).fetchall()
