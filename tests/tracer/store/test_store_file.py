@@ -239,7 +239,7 @@ def test_what_came_before_it_had_read_back_what_it_knew_is_judged_once(tmp_path:
     at_once = Pipeline(SqliteWriter(whole), Metrics())
     at_once.ingest(encoded(events), transport="grpc")
     at_once.ingest(encoded(history(FINE, request="new-0123abcd", recorder="new")), transport="grpc")
-    ever = {"since_ns": 0, "until_ns": 2**62}
+    ever: dict[str, Any] = {"since_ns": 0, "until_ns": 2**62}
     assert SqliteReader(path).savings(**ever) == SqliteReader(whole).savings(**ever)
     at_once.tidy()
     causes = [[row["causes"] for row in SqliteReader(each).requests()] for each in (path, whole)]
