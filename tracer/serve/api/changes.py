@@ -83,10 +83,10 @@ class ChangesReport(BaseModel):
 def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNames) -> None:
     """Add the route to the router of `/api`."""
 
-    @api.get("/changes", summary="What changed at a moment, and which requests explain it")
+    @api.get("/changes", summary="Changes at a moment, and the requests that explain them")
     def changed(
         chosen: ChosenEngines,
-        at_ns: Annotated[int, Query(ge=1, le=MAX_NS, description="the moment that parts the range in two")],
+        at_ns: Annotated[int, Query(ge=1, le=MAX_NS, description="the moment that divides the range")],
         since_ns: Moment = None,
         until_ns: Moment = None,
     ) -> ChangesReport:

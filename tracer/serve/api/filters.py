@@ -72,7 +72,7 @@ class RequestFilter:
 def _filter(
     request: Request,
     chosen: ChosenEngines,
-    outcome: Annotated[Outcome | None, Query(description="how they ended")] = None,
+    outcome: Annotated[Outcome | None, Query(description="outcome of the requests")] = None,
     where: Annotated[str, Query(max_length=1000, description=_ABOUT)] = "",
 ) -> RequestFilter:
     try:
@@ -115,7 +115,7 @@ def _asked(
     rule: str = "",
     severity: str = "",
     connector: str = "",
-    known: Annotated[bool | None, Query(description="only the known ones, or only the others")] = None,
+    known: Annotated[bool | None, Query(description="only known findings, or only others")] = None,
     since_ns: Moment = None,
     until_ns: Moment = None,
 ) -> AskedFindings:

@@ -66,7 +66,7 @@ class LaneColumns(BaseModel):
 def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     """Add the route to the router of `/api`."""
 
-    @api.get("/lanes", summary="The requests in a window of time, with their phases, findings and gaps")
+    @api.get("/lanes", summary="Requests in a time window, with their phases, findings and gaps")
     def lanes(
         from_ns: Moment,
         to_ns: Moment,

@@ -19,14 +19,14 @@ MOST_OF_A_KIND = 2_000
 """Maximum number of stored markers that are read for each kind, the latest first."""
 STEPS = 120
 """Markers of one kind are merged if their distance is less than this share of the range: their lines would touch."""
-_KINDS = "any of these kinds; by default all but resets: a reset is named where it explains a change"
+_KINDS = "kinds of markers; by default all except resets, which are named where they explain a change"
 HOUR_NS = 3600 * 10**9
 
 
 def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
-    @api.get("/markers", summary="Deploys, restarts, deaths, resets and drops of a range of time")
+    @api.get("/markers", summary="Deploys, restarts, deaths, resets and drops in a time range")
     def marked(
         chosen: ChosenEngines,
         kind: Annotated[

@@ -103,7 +103,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         which = replace(asked.which, request=request)
         return asked.resolver.findings(reader.findings(which, limit=limit, oldest_first=order == "oldest"))
 
-    @api.get("/findings/trend", summary="The number of findings by rule and time")
+    @api.get("/findings/trend", summary="Number of findings by rule and time")
     def trend(asked: Findings) -> FindingsTrend:
         which, since, until = asked.in_range(length_ns=DAY_NS)
         step_ns = max(1, -(-(until - since) // MAX_STRETCHES))
@@ -120,7 +120,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
             ],
         )
 
-    @api.get("/efficiency", summary="What the offload saved over a range of time")
+    @api.get("/efficiency", summary="Savings of the offload in a time range")
     def efficiency(
         chosen: ChosenEngines, connector: str = "", since_ns: Moment = None, until_ns: Moment = None
     ) -> SavingsReport:
@@ -136,12 +136,12 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         report.choices["models"] = sorted({each["model"] for each in of_range.values() if each["model"]})
         return report
 
-    @api.get("/findings/rules", summary="The findings of a range by rule, and what they did")
+    @api.get("/findings/rules", summary="Findings of a time range by rule, and their impact")
     def by_rule(asked: Findings) -> list[RuleSummary]:
         which, _, _ = asked.in_range(length_ns=HOUR_S * 10**9)
         return rule_summaries(reader, asked.resolver, which)
 
-    @api.get("/status", summary="Whether something is wrong, in sentences, and the findings by rule")
+    @api.get("/status", summary="Problems of a time range in sentences, and its findings by rule")
     def answer(chosen: ChosenEngines, since_ns: Moment = None, until_ns: Moment = None) -> Status:
         since, until = moments(since_ns, until_ns, length_ns=HOUR_S * 10**9)
         range_, resolver = Range(since_ns=since, until_ns=until), OutcomeResolver(process, reader)

@@ -122,7 +122,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
 
     @api.get(
         "/requests",
-        summary="Requests, latest first, or sorted otherwise, or those similar to another",
+        summary="Requests: the latest first, in another order, or similar to a given request",
         response_model=list[dict[str, Any]],
     )
     def requests(
@@ -131,9 +131,13 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         status: str = "",
         verdict: str = "",
         since_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started at or after")] = None,
-        before_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started before: the next page")] = None,
-        sort: Annotated[Sort, Query(description="the most first")] = Sort.LATEST,
-        near: Annotated[str, Query(description="id of a request: those similar to it, the most similar first")] = "",
+        before_ns: Annotated[
+            int | None, Query(ge=0, le=MAX_NS, description="started before: for the next page")
+        ] = None,
+        sort: Annotated[Sort, Query(description="in descending order")] = Sort.LATEST,
+        near: Annotated[
+            str, Query(description="id of a request: selects similar requests, the most similar first")
+        ] = "",
         near_engine: Annotated[str, Query(description="engine of that request")] = "",
         limit: Limit = 100,
     ) -> Response:
@@ -158,7 +162,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         answers = (b"%s,%s" % (each.body[:-1], _to_json(resolver.about(each))[1:]) for each in found)
         return Response(b"[%s]" % b",".join(answers), media_type="application/json")
 
-    @api.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")
+    @api.get("/requests/{request_id:path}", summary="One request: its timeline, with the account at each step")
     def request(request_id: str, engine: str = "") -> Timeline:
         account, resolver = account_of(request_id, engine), OutcomeResolver(process, reader)
         spans = reader.spans_of(account)
@@ -177,7 +181,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
                     link.gone_ns = launch.began_ns if is_next else launch.ended_ns if is_over else None
         return shown
 
-    @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
+    @api.get("/otlp", summary="Spans of a request as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
     def spans(request: str, engine: str = "") -> Response:
         account = account_of(request, engine)
         own, findings = reader.spans_of(account), findings_of(account)

@@ -179,11 +179,11 @@ def application(
 
 
 def _add_probes(app: FastAPI, process: Live) -> None:
-    @app.get("/healthz", tags=["Probes"], summary="Whether the process works: for a liveness probe")
+    @app.get("/healthz", tags=["Probes"], summary="Liveness probe: the process works")
     def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/readyz", tags=["Probes"], summary="Whether it stores what it is sent: for a readiness probe")
+    @app.get("/readyz", tags=["Probes"], summary="Readiness probe: the process can store spans")
     def readyz() -> JSONResponse:
         # A damaged row affects one answer, but taking the sidecar out of service would lose every span: so it is only
         # reported.
@@ -212,7 +212,7 @@ def _add_routes(api: APIRouter, process: Live, sender: SpoolSender | None, reade
             for recorder in most_telling[:MAX_ROWS]
         ]
 
-    @api.get("/health", summary="Whether the tracer is alive, which recorders it hears, and what is missing")
+    @api.get("/health", summary="State of the tracer: its store, its recorders, and missing events")
     def health() -> Health:
         return Health(
             status=process.trouble or "ok",
@@ -223,11 +223,11 @@ def _add_routes(api: APIRouter, process: Live, sender: SpoolSender | None, reade
             recorders=recorders(),
         )
 
-    @api.get("/totals", summary="How many requests and findings are stored, and their tokens")
+    @api.get("/totals", summary="Number of stored requests and findings, and their tokens")
     def totals() -> dict[str, int]:
         return reader.totals()
 
-    @api.get("/fleet", summary="The engines and their recorders, and how completely their events arrive")
+    @api.get("/fleet", summary="Engines and their recorders, and the completeness of their events")
     def fleet(chosen: ChosenEngines) -> Fleet:
         resolver = OutcomeResolver(process, reader)
         known = resolver.engines
@@ -251,7 +251,7 @@ def _add_routes(api: APIRouter, process: Live, sender: SpoolSender | None, reade
             **handed_over(process, resolver.names, chosen),
         )
 
-    @api.get("/rules", summary="The rules")
+    @api.get("/rules", summary="Rules")
     def rules() -> list[dict[str, str]]:
         return [
             {
