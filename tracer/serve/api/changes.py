@@ -21,10 +21,8 @@ from kvtrail.tracer.model.tenants import OTHER, PLAIN
 from kvtrail.tracer.model.words import count, duration, percent
 from kvtrail.tracer.savings.changes import GroupChange, MeasureChange, Side, Sums, changes
 from kvtrail.tracer.savings.minute_sums import MINUTE_NS, interval_s
-from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines, Moment
+from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines, Moment, Resolver
 from kvtrail.tracer.serve.api.markers import every_marker
-from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Group, Selection
 from kvtrail.tracer.store.reader import Reader
@@ -80,19 +78,19 @@ class ChangesReport(BaseModel):
     """The names of tenants among the groups, by digest, for tenants that have a name (`kvtrail serve --tenants`)."""
 
 
-def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNames) -> None:
+def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
     """Add the route to the router of `/api`."""
 
     @api.get("/changes", summary="Changes at a moment, and the requests that explain them")
     def changed(
         chosen: ChosenEngines,
+        resolver: Resolver,
         at_ns: Annotated[int, Query(ge=1, le=MAX_NS, description="the moment that divides the range")],
         since_ns: Moment = None,
         until_ns: Moment = None,
     ) -> ChangesReport:
         until = time.time_ns() if until_ns is None else until_ns
         first, second = _ranges(at_ns, since_ns, until)
-        resolver = OutcomeResolver(process, reader)
         wanted = [engine for engine in resolver.engines if chosen is None or engine in chosen]
         prefixes = _prefixes(reader, (first, second), wanted)
 

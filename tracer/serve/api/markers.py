@@ -10,9 +10,8 @@ from fastapi import APIRouter, Query
 
 from kvtrail.tracer.liveness.markers import joined, of_launches
 from kvtrail.tracer.model.markers import Marker, MarkerKind
-from kvtrail.tracer.serve.api.filters import ChosenEngines, Moment, moments
+from kvtrail.tracer.serve.api.filters import ChosenEngines, Moment, Resolver, moments
 from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.store.reader import Reader
 
 MOST_OF_A_KIND = 2_000
@@ -23,12 +22,13 @@ _KINDS = "kinds of markers; by default all except resets, which are named where 
 HOUR_NS = 3600 * 10**9
 
 
-def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
+def add_routes(api: APIRouter, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
     @api.get("/markers", summary="Deploys, restarts, deaths, resets and drops in a time range")
     def marked(
         chosen: ChosenEngines,
+        resolver: Resolver,
         kind: Annotated[
             list[MarkerKind] | None,
             Query(description=_KINDS),
@@ -40,7 +40,6 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         Markers of one kind that are close to each other are merged: `at_ns` is that of the first, and `engine` is empty if
         they belong to several engines."""
         since, until = moments(since_ns, until_ns, length_ns=HOUR_NS)
-        resolver = OutcomeResolver(process, reader)
         every = every_marker(resolver, reader, since_ns=since, until_ns=until, chosen=chosen)
         asked = [each for each in every if (each.kind in kind if kind else each.kind is not MarkerKind.RESET)]
         together = sorted(

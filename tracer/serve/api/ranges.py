@@ -22,9 +22,8 @@ from kvtrail.tracer.savings.cause_sums import lacking_of, tenants_of
 from kvtrail.tracer.savings.minute_sums import HOUR_S, SavingsRow, interval_s
 from kvtrail.tracer.savings.sums import Savings, prefill_rates, savings_of
 from kvtrail.tracer.serve.api import regressions, status
-from kvtrail.tracer.serve.api.filters import DAY_NS, ChosenEngines, Findings, Moment, moments
+from kvtrail.tracer.serve.api.filters import ChosenEngines, Findings, Moment, Resolver, moments
 from kvtrail.tracer.serve.api.markers import every_marker
-from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.api.requests import Limit
 from kvtrail.tracer.serve.api.rule_summaries import RuleSummary, rule_summaries
@@ -98,14 +97,15 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
 
     @api.get("/findings", summary="Findings, latest or oldest first")
     def findings(
-        asked: Findings, request: str = "", order: Order = "latest", limit: Limit = 100
+        which: Findings, resolver: Resolver, request: str = "", order: Order = "latest", limit: Limit = 100
     ) -> list[dict[str, Any]]:
-        which = replace(asked.which, request=request)
-        return asked.resolver.findings(reader.findings(which, limit=limit, oldest_first=order == "oldest"))
+        found = reader.findings(replace(which, request=request), limit=limit, oldest_first=order == "oldest")
+        return resolver.findings(found)
 
     @api.get("/findings/trend", summary="Number of findings by rule and time")
-    def trend(asked: Findings) -> FindingsTrend:
-        which, since, until = asked.in_range(length_ns=DAY_NS)
+    def trend(which: Findings) -> FindingsTrend:
+        since, until = moments(which.since_ns, which.until_ns)
+        which = replace(which, since_ns=since, until_ns=until)
         step_ns = max(1, -(-(until - since) // MAX_STRETCHES))
         counts = Counter[tuple[int, str, str]]()
         for place, severity, at_ns, number in reader.finding_counts(which, step_ns=step_ns):
@@ -137,14 +137,14 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         return report
 
     @api.get("/findings/rules", summary="Findings of a time range by rule, and their impact")
-    def by_rule(asked: Findings) -> list[RuleSummary]:
-        which, _, _ = asked.in_range(length_ns=HOUR_S * 10**9)
-        return rule_summaries(reader, asked.resolver, which)
+    def by_rule(which: Findings, resolver: Resolver) -> list[RuleSummary]:
+        since, until = moments(which.since_ns, which.until_ns, length_ns=HOUR_S * 10**9)
+        return rule_summaries(reader, resolver, replace(which, since_ns=since, until_ns=until))
 
     @api.get("/status", summary="Problems of a time range in sentences, and its findings by rule")
-    def answer(chosen: ChosenEngines, since_ns: Moment = None, until_ns: Moment = None) -> Status:
+    def answer(chosen: ChosenEngines, resolver: Resolver, since_ns: Moment = None, until_ns: Moment = None) -> Status:
         since, until = moments(since_ns, until_ns, length_ns=HOUR_S * 10**9)
-        range_, resolver = Range(since_ns=since, until_ns=until), OutcomeResolver(process, reader)
+        range_ = Range(since_ns=since, until_ns=until)
         rules = rule_summaries(reader, resolver, FindingFilter(engines=chosen, since_ns=since, until_ns=until))
         rows = reader.savings(since_ns=since, until_ns=until, engines=chosen)
         launches = [each for each in resolver.every_launch if chosen is None or each.engine in chosen]

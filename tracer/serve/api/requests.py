@@ -22,8 +22,7 @@ from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import FINAL, EngineState
 from kvtrail.tracer.model.findings import Finding, Unknown
-from kvtrail.tracer.serve.api.filters import MAX_NS, Where
-from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
+from kvtrail.tracer.serve.api.filters import MAX_NS, Resolver, Where
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.store import FindingFilter, Sort
 from kvtrail.tracer.store.reader import Reader
@@ -127,6 +126,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     )
     def requests(
         which: Where,
+        resolver: Resolver,
         search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
         status: str = "",
         verdict: str = "",
@@ -141,7 +141,6 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         near_engine: Annotated[str, Query(description="engine of that request")] = "",
         limit: Limit = 100,
     ) -> Response:
-        resolver = OutcomeResolver(process, reader)
         if near:
             one = account_of(near, near_engine)
             model = resolver.models.get(one.engine, "")
@@ -163,8 +162,8 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         return Response(b"[%s]" % b",".join(answers), media_type="application/json")
 
     @api.get("/requests/{request_id:path}", summary="One request: its timeline, with the account at each step")
-    def request(request_id: str, engine: str = "") -> Timeline:
-        account, resolver = account_of(request_id, engine), OutcomeResolver(process, reader)
+    def request(request_id: str, resolver: Resolver, engine: str = "") -> Timeline:
+        account = account_of(request_id, engine)
         spans = reader.spans_of(account)
         shown = timeline(account.account() | resolver.about(account), spans, resolver.findings(findings_of(account)))
         events = list(map(decode.event_of, spans))

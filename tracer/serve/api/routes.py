@@ -28,8 +28,7 @@ from kvtrail.tracer.serve.api import (
     requests,
     waste,
 )
-from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines
-from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
+from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines, Resolver
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.api.requests import Limit
 from kvtrail.tracer.serve.errors import Where
@@ -165,9 +164,9 @@ def application(
     ranges.add_routes(api, process, reader, names)
     waste.add_routes(api, reader, names)
     lanes.add_routes(api, process, reader)
-    markers.add_routes(api, process, reader)
+    markers.add_routes(api, reader)
     latency.add_routes(api, reader, names)
-    changes.add_routes(api, process, reader, names)
+    changes.add_routes(api, reader, names)
     app.include_router(api)
 
     @app.get("/metrics", tags=["Prometheus"], summary="Metrics for Prometheus")
@@ -228,8 +227,7 @@ def _add_routes(api: APIRouter, process: Live, sender: SpoolSender | None, reade
         return reader.totals()
 
     @api.get("/fleet", summary="Engines and their recorders, and the completeness of their events")
-    def fleet(chosen: ChosenEngines) -> Fleet:
-        resolver = OutcomeResolver(process, reader)
+    def fleet(chosen: ChosenEngines, resolver: Resolver) -> Fleet:
         known = resolver.engines
         if chosen is not None:
             known = {name: known[name] for name in chosen if name in known}
