@@ -116,6 +116,7 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
 @click.option(
     "--allow-host",
     cls=Several,
+    multiple=True,
     metavar="NAME",
     help="A host name that HTTP requests may use, besides addresses, localhost and this machine's own name."
     " `*` matches anything: `*.svc.cluster.local`. May be given several times.",
@@ -123,6 +124,7 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
 @click.option(
     "--token-file",
     cls=Several,
+    multiple=True,
     type=TokenFiles(),
     help="File of bearer tokens, one per line. With it, everything except /healthz and /readyz requires a token. Tokens of"
     " `write=FILE` and `read=FILE` have that role only. Reloaded when it changes. May be given several times.",
