@@ -6,6 +6,7 @@ A shared query is SQL that SQLite and ClickHouse interpret alike. Parameters hav
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -31,7 +32,7 @@ def an_object(text: str) -> dict[str, Any]:
     return data
 
 
-class Database:
+class Database(ABC):
     """A database, as shared queries see it.
 
     Attributes:
@@ -41,13 +42,13 @@ class Database:
     sum_of: str
     divided: str
 
+    @abstractmethod
     def table(self, name: str) -> str:
         """The name of a table in a FROM clause."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ask(self, select: str, **values: Any) -> list[Any]:
         """The rows of a SELECT with these values for its parameters."""
-        raise NotImplementedError
 
     def ask_in_parts(self, select: str, names: Iterable[str], **values: Any) -> Iterator[Any]:
         """The rows of a SELECT with the list parameter `names`, which may be long: one query for each part of it."""

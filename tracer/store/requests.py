@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -32,17 +33,17 @@ class RequestReader(Database):
     find: str
     stored: str
 
+    @abstractmethod
     def unpacked(self, body: Any) -> bytes:
         """The JSON of an account. Raises ValueError if it is damaged."""
-        raise NotImplementedError
 
+    @abstractmethod
     def met(self, where: Sequence[Condition]) -> tuple[str, dict[str, Any]]:
         """The SQL condition that a request's measures meet these conditions, and the values of its parameters."""
-        raise NotImplementedError
 
+    @abstractmethod
     def of_trace(self, trace_id: str) -> dict[str, Any]:
         """The SQL conditions that a request belongs to this trace, with their values."""
-        raise NotImplementedError
 
     def meeting(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +21,9 @@ class SumReader(Database):
 
     pairs: str
 
+    @abstractmethod
     def measures_of(self, pairs: Any) -> dict[str, int]:
         """The value of `pairs` as data."""
-        raise NotImplementedError
 
     def savings(
         self, *, since_ns: int, until_ns: int, stretch_s: int = 1, engines: Sequence[str] | None = None
