@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from kvtrail.tracer.ingest import protobuf
@@ -13,9 +13,8 @@ from kvtrail.tracer.ledger.lanes import Lane
 from kvtrail.tracer.store import requests
 from kvtrail.tracer.store.queries import to_text
 from kvtrail.tracer.store.request_rows import COLUMNS, RequestRow, tier_of
-from kvtrail.tracer.store.sqlite import bodies, log
+from kvtrail.tracer.store.sqlite import bodies, log, measures
 from kvtrail.tracer.store.sqlite.database import Database
-from kvtrail.tracer.store.sqlite.measures import MeasureReader
 
 SCHEMA = (
     """CREATE TABLE requests (
@@ -56,14 +55,15 @@ LONGEST_REACH = 25
 """The largest reach of ended requests: 2**25 seconds are more than a year."""
 
 
-def put(db: sqlite3.Connection, rows: Iterable[RequestRow]) -> None:
-    """Store new and changed requests, within the open transaction."""
+def put(db: sqlite3.Connection, rows: Sequence[RequestRow]) -> None:
+    """Store new and changed requests and their measures, within the open transaction."""
     compress = bodies.packer().compress
     for row in rows:
         lane = _NO_LANE if row.lane is None else _lane_columns(row.lane)
         values = (*map(row.columns.__getitem__, COLUMNS), *lane, compress(row.body))
         if not db.execute(_UPDATE, values).rowcount:
             db.execute(_UPSERT, values)
+    measures.put(db, rows)
 
 
 def _lane_columns(lane: Lane) -> tuple[Any, ...]:
@@ -93,7 +93,7 @@ def prune(db: sqlite3.Connection, *, after: int, limit: int, before_ns: int) -> 
     return rows[-1][0] if any(started_ns < before_ns for _, started_ns, _ in rows) else None
 
 
-class RequestReader(MeasureReader, requests.RequestReader, Database):
+class RequestReader(measures.MeasureReader, requests.RequestReader, Database):
     """The part of `Reader` for requests and their measures."""
 
     find, stored = "instr", "engine, status, outcome, body"

@@ -20,7 +20,6 @@ from kvtrail.tracer.store import Batch, StoreError, StoreInUse
 from kvtrail.tracer.store.engines import EngineReader
 from kvtrail.tracer.store.queries import an_object
 from kvtrail.tracer.store.reader import Reader
-from kvtrail.tracer.store.request_rows import RequestRow
 from kvtrail.tracer.store.sqlite import lanes, log, measures, opening, quota, recall, requests, spans, tables
 from kvtrail.tracer.store.sqlite.database import Database, pragma
 from kvtrail.tracer.store.sqlite.quota import Quota
@@ -43,17 +42,9 @@ _UNFIT = (OverflowError, TypeError, ValueError, *_REFUSED)
 """Exceptions of rows that no database can hold; all other exceptions are the database's and are propagated."""
 
 
-Put = Callable[[sqlite3.Connection, Sequence[Any]], None]
-
-
-def _put_requests(db: sqlite3.Connection, rows: Sequence[RequestRow]) -> None:
-    requests.put(db, rows)
-    measures.put(db, rows)
-
-
-_PUT: dict[str, Put] = {
+_PUT: dict[str, Callable[[sqlite3.Connection, Sequence[Any]], None]] = {
     "engines": tables.ENGINES.put,
-    "requests": _put_requests,
+    "requests": requests.put,
     "findings": tables.FINDINGS.put,
     "launches": tables.LAUNCHES.put,
     "handoffs": tables.HANDOFFS.put,
