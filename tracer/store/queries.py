@@ -28,7 +28,7 @@ def to_text(data: Any) -> str:
 def an_object(text: str) -> dict[str, Any]:
     """The data of a JSON text that is an object. Raises ValueError if it is not one."""
     if not isinstance(data := from_text(text), dict):
-        raise ValueError("a JSON text that is no object")
+        raise ValueError("the JSON text is not an object")
     return data
 
 

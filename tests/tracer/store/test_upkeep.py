@@ -111,7 +111,7 @@ def test_a_store_in_use_is_verified_and_not_rebuilt(start_tracer: Callable[..., 
     post_all(tracer, [encoded(history("L 749 c0 h256 -> 256\nA 256\nend"))])
     assert store("verify", "--store", tracer.store).exit_code == 0
     in_use = store("rebuild", "--store", tracer.store)
-    assert (in_use.exit_code, "; end it first" in in_use.output, "--store" in in_use.output) == (2, True, False)
+    assert (in_use.exit_code, "; stop it first" in in_use.output, "--store" in in_use.output) == (2, True, False)
 
 
 def test_a_damaged_page_is_found(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def rebuild(path: Path) -> int:
     try:
         writer = SqliteWriter(path)
     except StoreInUse:
-        raise StoreInUse(f"a tracer uses the store {path}; end it first") from None
+        raise StoreInUse(f"a tracer uses the store {path}; stop it first") from None
     writer.forget_derived()
     # The time is about that at which the batch that is judged next arrived: the end of its last span.
     now_ns = writer.ended_ns(writer.beginning(after=0) + 1)

@@ -50,7 +50,7 @@ class Recovery:
             judge.sums.is_recalling = True
         if len(unfinished) > MANY_UNFINISHED:
             logger.info(
-                "reading %s unfinished requests back; spans that arrive meanwhile are stored and judged later",
+                "restoring %s unfinished requests; spans that arrive in the meantime are stored, and judged later",
                 len(unfinished),
             )
         with judge.recalling():
@@ -68,7 +68,7 @@ class Recovery:
                 logger.error("%s; trying again in %s s", self._storage.trouble, RESUME_S)
                 time.sleep(RESUME_S)
         if len(unfinished) > MANY_UNFINISHED and not judge.is_behind:
-            logger.info("all requests are read back, and all stored spans are judged")
+            logger.info("all requests are restored, and all stored spans are judged")
 
     def judge_stored(self) -> None:
         """Judge the next stored spans that are not judged yet. Raises StoreError."""

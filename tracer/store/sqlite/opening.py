@@ -109,7 +109,7 @@ def identify(db: sqlite3.Connection, path: Path) -> bool:
     if version != SCHEMA_VERSION:
         raise StoreError(f"{path} has schema {version}, and this kvtrail reads schema {SCHEMA_VERSION}; {_ELSEWHERE}")
     if differing := _differing(db):
-        raise StoreError(f"{path} is no store of schema {version} ({', '.join(differing)}); {_ELSEWHERE}")
+        raise StoreError(f"{path} is not a store of schema {version} ({', '.join(differing)}); {_ELSEWHERE}")
     return True
 
 

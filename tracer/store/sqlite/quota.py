@@ -85,5 +85,5 @@ class Quota:
                 break
             total -= path.stat().st_size
             path.unlink()
-            logger.warning("%s is deleted: with it, the store would take more than --retain-gib", path)
+            logger.warning("%s is deleted, because the store would exceed --retain-gib otherwise", path)
         return total
