@@ -127,7 +127,7 @@ def audit(
 ) -> None:
     """Judge trace files from kvtrail or an OpenTelemetry Collector together, and explain every finding.
 
-    A FILE may be compressed with gzip or zstd; docs/logs-and-traces.md says what is read. It may also be the log of a
+    A FILE may be compressed with gzip or zstd; docs/logs-and-traces.md lists the formats. It may also be the log of a
     vLLM server with LMCache: what the log shows is judged, the rest is unknown; `kvtrail replay` prints it step by step.
 
     With --store, the stored spans are judged again, by the current rules.

@@ -69,7 +69,7 @@ def _read(path: Path) -> list[bytes]:
 
 
 class Access:
-    """Grants roles to tokens: a token has the roles of each file that contains it. Nobody has a role without a file. The
+    """Grants roles to tokens: a token has the roles of each file that contains it. Without a file, no token has a role. The
     files are watched, so that tokens can be rotated while both the old and the new one are valid. If a file is removed or
     empty, its old tokens are revoked."""
 

@@ -71,7 +71,7 @@ class ChangesReport(BaseModel):
     changes: list[MeasureChange]
     """Amounts per minute, over all requests."""
     likely: list[LikelyCause]
-    """Probable causes of the change in computed tokens, the likeliest first."""
+    """Probable causes of the change in computed tokens, the most likely first."""
     engine_names: dict[str, str]
     """The engines' display names, by id."""
     tenant_names: dict[str, str]
@@ -163,7 +163,7 @@ def likely_causes(
     tenant_names: Mapping[str, str],
 ) -> list[LikelyCause]:
     """Probable causes of the difference in computed tokens between the time until `since_ns` (by default `at_ns`) and the
-    time from `at_ns` on, the likeliest first. `name` returns an engine's display name; `tenant_names` are those of tenants. A
+    time from `at_ns` on, the most likely first. `name` returns an engine's display name; `tenant_names` are those of tenants. A
     marker ranks higher if its engine's requests, or its effects, make up the change."""
     by_measure = {each.measure: each for each in changes}
     computed, asked = by_measure.get("computed"), by_measure.get("asked")

@@ -1,8 +1,8 @@
 """Lossless conversion of spans to rows of `otel_traces`, and back.
 
 In the exporter's schema all attribute values are texts. `Typed` names the attributes whose text is JSON: `s:` and the key
-for one of the span, `r:` of its resource, `e:` of its events. Rows of other programs have no such names: all their values
-are strings.
+for an attribute of the span, `r:` for one of its resource, and `e`, the number of the event and `:` for one of an event. Rows
+of other programs have no such names: all their values are strings.
 """
 
 from __future__ import annotations
