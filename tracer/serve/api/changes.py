@@ -22,7 +22,6 @@ from kvtrail.tracer.model.words import count, duration, percent
 from kvtrail.tracer.savings.changes import GroupChange, MeasureChange, Side, Sums, changes
 from kvtrail.tracer.savings.minute_sums import MINUTE_NS, interval_s
 from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines, Moment, Resolver
-from kvtrail.tracer.serve.api.markers import every_marker
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Group, Selection
 from kvtrail.tracer.store.reader import Reader
@@ -100,9 +99,7 @@ def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
 
         found = changes(side(first, prefixes[0]), side(second, prefixes[1]), resolver.models)
         moment = second[0]
-        marked = every_marker(
-            resolver, reader, since_ns=first[1] - BEFORE_NS, until_ns=moment + AFTER_NS, chosen=wanted
-        )
+        marked = resolver.markers(since_ns=first[1] - BEFORE_NS, until_ns=moment + AFTER_NS, chosen=wanted)
         tenant_names = tenants.among(
             {part.group: part for each in found for part in each.groups if part.dimension == "tenant"}
         )
@@ -163,8 +160,8 @@ def likely_causes(
     tenant_names: Mapping[str, str],
 ) -> list[LikelyCause]:
     """Probable causes of the difference in computed tokens between the time until `since_ns` (by default `at_ns`) and the
-    time from `at_ns` on, the most likely first. `name` returns an engine's display name; `tenant_names` are those of tenants. A
-    marker ranks higher if its engine's requests, or its effects, make up the change."""
+    time from `at_ns` on, the most likely first. `name` returns an engine's display name, and `tenant_names` has the names of
+    tenants. A marker ranks higher if its engine's requests, or its effects, make up the change."""
     by_measure = {each.measure: each for each in changes}
     computed, asked = by_measure.get("computed"), by_measure.get("asked")
     found = [

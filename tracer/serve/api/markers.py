@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from kvtrail.tracer.liveness.markers import joined, of_launches
-from kvtrail.tracer.model.markers import Marker, MarkerKind
+from kvtrail.tracer.liveness.markers import joined
+from kvtrail.tracer.model.markers import MarkerKind
 from kvtrail.tracer.serve.api.filters import ChosenEngines, Moment, Resolver, moments
-from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.store.reader import Reader
 
-MOST_OF_A_KIND = 2_000
-"""Maximum number of stored markers that are read for each kind, the latest first."""
 STEPS = 120
 """Markers of one kind are merged if their distance is less than this share of the range: their lines would touch."""
 _KINDS = "kinds of markers; by default all except resets, which are named where they explain a change"
 HOUR_NS = 3600 * 10**9
 
 
-def add_routes(api: APIRouter, reader: Reader) -> None:
-    """Add the routes to the router of `/api`."""
+def add_routes(api: APIRouter) -> None:
+    """Add the route to the router of `/api`."""
 
     @api.get("/markers", summary="Deploys, restarts, deaths, resets and drops in a time range")
     def marked(
@@ -40,20 +35,9 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
         Markers of one kind that are close to each other are merged: `at_ns` is that of the first, and `engine` is empty if
         they belong to several engines."""
         since, until = moments(since_ns, until_ns, length_ns=HOUR_NS)
-        every = every_marker(resolver, reader, since_ns=since, until_ns=until, chosen=chosen)
+        every = resolver.markers(since_ns=since, until_ns=until, chosen=chosen)
         asked = [each for each in every if (each.kind in kind if kind else each.kind is not MarkerKind.RESET)]
         together = sorted(
             joined(asked, resolver.names, step_ns=max(1, (until - since) // STEPS)), key=lambda each: each.at_ns
         )
         return [{**asdict(each), "engine_name": resolver.name(each.engine)} for each in together]
-
-
-def every_marker(
-    resolver: OutcomeResolver, reader: Reader, *, since_ns: int, until_ns: int, chosen: Collection[str] | None = None
-) -> list[Marker]:
-    """The single markers of a range; with `chosen`, only markers of these engines."""
-    every = [
-        *of_launches(resolver.every_launch, resolver.engines, since_ns=since_ns, until_ns=until_ns),
-        *reader.markers(since_ns=since_ns, until_ns=until_ns, limit=MOST_OF_A_KIND),
-    ]
-    return [each for each in every if chosen is None or each.engine in chosen]

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from kvtrail.tracer.liveness.engine import EngineState, Launch, at_present, last_launches
+from kvtrail.tracer.liveness.markers import of_launches
 from kvtrail.tracer.liveness.request_outcome import impact_of, of_ending, outcome_of
 from kvtrail.tracer.model.conditions import AMONG, ENDING, Condition
 from kvtrail.tracer.model.known import KnownFindings, place_of
+from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
@@ -19,6 +21,8 @@ from kvtrail.tracer.store import Selection
 from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.request_rows import StoredRequest
 
+MOST_OF_A_KIND = 2_000
+"""Maximum number of stored markers that are read for each kind, the latest first."""
 _OF_ENGINE = ("service", "model")
 """The fields of a request that describe its engine."""
 
@@ -128,6 +132,14 @@ class OutcomeResolver:
         ):
             counts[of_ending(Outcome(ending), self.state(engine))] += count
         return counts
+
+    def markers(self, *, since_ns: int, until_ns: int, chosen: Collection[str] | None = None) -> list[Marker]:
+        """The single markers of a range; with `chosen`, only markers of these engines."""
+        every = [
+            *of_launches(self.every_launch, self.engines, since_ns=since_ns, until_ns=until_ns),
+            *self._reader.markers(since_ns=since_ns, until_ns=until_ns, limit=MOST_OF_A_KIND),
+        ]
+        return [each for each in every if chosen is None or each.engine in chosen]
 
     def condition(self, outcome: Outcome) -> Condition:
         """The store's conditions for requests with this outcome: a store knows how requests ended."""

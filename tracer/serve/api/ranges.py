@@ -23,7 +23,6 @@ from kvtrail.tracer.savings.minute_sums import HOUR_S, SavingsRow, interval_s
 from kvtrail.tracer.savings.sums import Savings, prefill_rates, savings_of
 from kvtrail.tracer.serve.api import regressions, status
 from kvtrail.tracer.serve.api.filters import ChosenEngines, Findings, Moment, Resolver, moments
-from kvtrail.tracer.serve.api.markers import every_marker
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.api.requests import Limit
 from kvtrail.tracer.serve.api.rule_summaries import RuleSummary, rule_summaries
@@ -159,7 +158,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
             *regressions.of_sums(
                 rows,
                 range_,
-                every_marker(resolver, reader, since_ns=since - BEFORE_NS, until_ns=until, chosen=chosen),
+                resolver.markers(since_ns=since - BEFORE_NS, until_ns=until, chosen=chosen),
                 place,
                 models=resolver.models,
                 step_s=interval_s(since, until),
