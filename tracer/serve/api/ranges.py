@@ -1,4 +1,4 @@
-"""API routes about a time range: its findings, the effect of the offload, and whether something is wrong.
+"""API routes about a time range: its findings and markers, the effect of the offload, and whether something is wrong.
 
 An answer grows with the resolution of the range, not with the size of the store.
 """
@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from kvtrail.tracer.capacity.memory_curves import MemoryCurve, memory_curves
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.liveness.engine import EngineState
-from kvtrail.tracer.liveness.markers import BEFORE_NS
+from kvtrail.tracer.liveness.markers import BEFORE_NS, joined
 from kvtrail.tracer.model.grouping import by_key
+from kvtrail.tracer.model.markers import MarkerKind
 from kvtrail.tracer.savings.cause_sums import lacking_of, tenants_of
 from kvtrail.tracer.savings.minute_sums import HOUR_S, SavingsRow, interval_s
 from kvtrail.tracer.savings.sums import Savings, prefill_rates, savings_of
@@ -33,6 +34,10 @@ from kvtrail.tracer.store.reader import Reader
 
 MAX_STRETCHES = 60
 """Maximum number of intervals in a trend."""
+STEPS = 120
+"""Markers of one kind are merged if their distance is less than this share of the range: their lines would touch."""
+_KINDS = "kinds of markers; by default all except resets, which are named where they explain a change"
+HOUR_NS = HOUR_S * 10**9
 Order = Literal["latest", "oldest"]
 """The order of findings, by the time at which they were last seen."""
 
@@ -137,12 +142,31 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
 
     @api.get("/findings/rules", summary="Findings of a time range by rule, and their impact")
     def by_rule(which: Findings, resolver: Resolver) -> list[RuleSummary]:
-        since, until = moments(which.since_ns, which.until_ns, length_ns=HOUR_S * 10**9)
+        since, until = moments(which.since_ns, which.until_ns, length_ns=HOUR_NS)
         return rule_summaries(reader, resolver, replace(which, since_ns=since, until_ns=until))
+
+    @api.get("/markers", summary="Deploys, restarts, deaths, resets and drops in a time range")
+    def marked(
+        chosen: ChosenEngines,
+        resolver: Resolver,
+        kind: Annotated[list[MarkerKind] | None, Query(description=_KINDS)] = None,
+        since_ns: Moment = None,
+        until_ns: Moment = None,
+    ) -> list[dict[str, Any]]:
+        """Each has the fields of `kvtrail.tracer.model.markers.Marker`, and the engine's display name (`engine_name`).
+        Markers of one kind that are close to each other are merged: `at_ns` is that of the first, and `engine` is empty if
+        they belong to several engines."""
+        since, until = moments(since_ns, until_ns, length_ns=HOUR_NS)
+        every = resolver.markers(since_ns=since, until_ns=until, chosen=chosen)
+        asked = [each for each in every if (each.kind in kind if kind else each.kind is not MarkerKind.RESET)]
+        together = sorted(
+            joined(asked, resolver.names, step_ns=max(1, (until - since) // STEPS)), key=lambda each: each.at_ns
+        )
+        return [{**asdict(each), "engine_name": resolver.name(each.engine)} for each in together]
 
     @api.get("/status", summary="Problems of a time range in sentences, and its findings by rule")
     def answer(chosen: ChosenEngines, resolver: Resolver, since_ns: Moment = None, until_ns: Moment = None) -> Status:
-        since, until = moments(since_ns, until_ns, length_ns=HOUR_S * 10**9)
+        since, until = moments(since_ns, until_ns, length_ns=HOUR_NS)
         range_ = Range(since_ns=since, until_ns=until)
         rules = rule_summaries(reader, resolver, FindingFilter(engines=chosen, since_ns=since, until_ns=until))
         rows = reader.savings(since_ns=since, until_ns=until, engines=chosen)

@@ -23,7 +23,6 @@ from kvtrail.tracer.serve.api import (
     changes,
     lanes,
     latency,
-    markers,
     ranges,
     requests,
     waste,
@@ -164,7 +163,6 @@ def application(
     ranges.add_routes(api, process, reader, names)
     waste.add_routes(api, reader, names)
     lanes.add_routes(api, process, reader)
-    markers.add_routes(api)
     latency.add_routes(api, reader, names)
     changes.add_routes(api, reader, names)
     app.include_router(api)

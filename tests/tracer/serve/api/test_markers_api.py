@@ -17,8 +17,8 @@ from wire import encoded
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
-from kvtrail.tracer.serve.api.markers import STEPS
 from kvtrail.tracer.serve.api.process_state import FleetProcess
+from kvtrail.tracer.serve.api.ranges import STEPS
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 
