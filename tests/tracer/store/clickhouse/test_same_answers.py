@@ -293,6 +293,7 @@ def test_findings(both: Both) -> None:
     ):
         assert both.agree("findings", which, limit=1000), which
         assert both.agree("finding_counts", which, step_ns=20 * S, put=sorted), which
+        assert both.agree("sightings", which), which
         brief = both.agree("findings_in_brief", which, limit=1000)
         found = both.own.findings(which, limit=1000)
         assert brief == [{name: each[name] for name in brief[0]} for each in found]
@@ -312,6 +313,10 @@ def test_savings(both: Both, back_s: int) -> None:
         put=lambda rows: sorted(rows, key=lambda row: (row.at_s, row.engine, row.epoch)),
     )
     assert {row.engine for row in rows} == {"engine-0", "engine-1", "engine-2"}
+    since = {"since_ns": both.to_ns - back_s * S, "until_ns": both.to_ns + S}
+    some = both.agree("savings", **since, engines=["engine-0", "engine-2"], put=lambda rows: sorted(rows, key=str))
+    assert {row.engine for row in some} == {"engine-0", "engine-2"}
+    assert both.agree("savings", **since, engines=[]) == []
 
 
 def test_engines_and_totals(both: Both) -> None:
