@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 ACTIONS = ("verify", "rebuild")
 _LOST = "`kvtrail store rebuild --force` judges the readable spans"
-_PATH = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
@@ -24,7 +23,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
     "--store",
     default="kvtrail.db",
     show_default=True,
-    type=_PATH,
+    type=click.Path(path_type=Path, dir_okay=False),
     help="SQLite file of the sidecar: its --store or --spool.",
 )
 @click.option(
