@@ -576,6 +576,18 @@ class Metrics:
         for (histogram, *rest), durations in counts.durations.items():
             self._series.at(histogram, engine, label, *rest).observe(durations)
 
+    def describe(self, engine: str, info: tuple[str, ...]) -> None:
+        """Show how an engine describes itself, with the labels `INFO`. An engine that shares the label `other` does not."""
+        if not self._series.has_own(engine):
+            return
+        shown = self._info_shown.get(engine)
+        if shown is None:
+            self._begin_deaths(engine)
+        elif shown != info:
+            self._series.remove(self._info, engine, *shown)
+        self._info_shown[engine] = info
+        self._series.at(self._info, engine, *info).set(1)
+
     def _begin_deaths(self, engine: str) -> None:
         """Show that an engine has not died: Prometheus sees no increase in a series that begins at 1."""
         for cause in LossCause:
@@ -603,19 +615,12 @@ class Metrics:
         self._series.at(self._marked, marker.engine, marker.kind).set(marker.at_ns / 1e9)
 
     def show(self, state: EngineGauges) -> None:
-        """Show how an engine describes itself, and set its gauges. An engine that shares the label `other` has neither."""
-        engine, info = state.engine, state.info
-        if not self._series.has_own(engine):
+        """Set the gauges of an engine. An engine that shares the label `other` has none."""
+        if not self._series.has_own(state.engine):
             return
-        shown = self._info_shown.get(engine)
-        if shown is None:
-            self._begin_deaths(engine)
-        elif shown != info:
-            self._series.remove(self._info, engine, *shown)
-        self._info_shown[engine] = info
-        self._series.at(self._info, engine, *info).set(1)
+        self.describe(state.engine, state.info)
         for (name, *labels), value in state.values.items():
-            self._series.at(self._gauges[name], engine, *labels).set(value)
+            self._series.at(self._gauges[name], state.engine, *labels).set(value)
 
     def retire(self, engine: str) -> None:
         """Remove the series of an engine that has not reported for long."""

@@ -147,6 +147,7 @@ class Engines:
         if recorder is None:
             recorder = RecorderState.of(events[0], resource, at_ns=at_ns)
             self.recorders.add(recorder)
+            self._metrics.describe(recorder.engine, recorder.info)  # with its first number, since alerts join them
             for misfit in decode.misfits(resource):
                 logger.warning("recorder %s: %s", id_, misfit)
             self._count_names(resource, decode.unknown_in_resource(resource), what="attribute")
