@@ -313,7 +313,7 @@ def test_savings(both: Both, back_s: int) -> None:
         put=lambda rows: sorted(rows, key=lambda row: (row.at_s, row.engine, row.epoch)),
     )
     assert {row.engine for row in rows} == {"engine-0", "engine-1", "engine-2"}
-    since = {"since_ns": both.to_ns - back_s * S, "until_ns": both.to_ns + S}
+    since: dict[str, Any] = {"since_ns": both.to_ns - back_s * S, "until_ns": both.to_ns + S}
     some = both.agree("savings", **since, engines=["engine-0", "engine-2"], put=lambda rows: sorted(rows, key=str))
     assert {row.engine for row in some} == {"engine-0", "engine-2"}
     assert both.agree("savings", **since, engines=[]) == []
