@@ -208,7 +208,7 @@ def metrics() -> str:
     made = Metrics()
     made.watch_checks(dict, dict)
     empty = SimpleNamespace(bytes=0, oldest_ns=0, dropped_spans=0)
-    made.watch_spool(SimpleNamespace(spool=SimpleNamespace(waiting=lambda: empty)))  # type: ignore[arg-type]
+    made.watch_spool(SimpleNamespace(waiting=lambda: empty))  # type: ignore[arg-type]
     for name in WATCHED:
         made.watch(name, float)
     about = {

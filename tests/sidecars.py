@@ -83,7 +83,7 @@ def stored(delivery: Delivery, folder: Path) -> Judged:
     with _clock() as clock:
         for batches in _lives_of_sidecar(delivery):
             pipeline = Pipeline(SqliteWriter(folder / "kvtrail.db"), Metrics())
-            pipeline.resume()
+            pipeline.recovery.run()
             for moment_ns, batch in moments(batches):
                 clock.now_ns = moment_ns
                 if batch is not None:

@@ -14,7 +14,7 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
-from kvtrail.tracer.serve.spool_sender import Sink, SpoolSender
+from kvtrail.tracer.serve.spool_sender import SpoolSender
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
@@ -24,6 +24,11 @@ from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 FOR_EVER_HOURS = 10.0**6
 """The histories of the tests are of last year."""
 ROOMY = 2**30
+
+
+def last_number(reader: SqliteReader) -> int:
+    """The number of the last span that a store has received."""
+    return int(reader.query("SELECT number FROM log_end")[0][0])
 
 
 def clickhouse() -> Address:
@@ -50,12 +55,12 @@ class FleetTracer:
         self.spool = Spool(self.path, most_bytes=most_bytes)
         self.writer = SqliteWriter(self.path, spool=self.spool)
         self.pipeline = Pipeline(self.writer, Metrics(), grace_ns=0)
-        self.sender = SpoolSender(self.spool, self.sink)
         self.now_s = 0.0
-        self.sender.others = RemoteHandoffs(self.pipeline, clock=lambda: self.now_s)
+        others = RemoteHandoffs(self.pipeline, clock=lambda: self.now_s)
+        self.sender = SpoolSender(self.spool, self.sink, others)
         self.local = SqliteReader(self.path)
 
-    def sink(self) -> Sink:
+    def sink(self) -> ClickHouseWriter:
         return ClickHouseWriter(self.address, tracer=self.spool.tracer(), retain_hours=FOR_EVER_HOURS)
 
     @property

@@ -31,6 +31,7 @@ from kvtrail.tracer.store import StoreError
 if TYPE_CHECKING:
     from kvtrail.tracer.events.spans import Span
     from kvtrail.tracer.store.clickhouse.connection import Address
+    from kvtrail.tracer.store.reader import Reader
 
 
 Explained = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
@@ -88,7 +89,7 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
     "--why",
     metavar="REQUEST",
     help="Instead of an audit, print why each token of this request was reused or computed. Its id is the engine's or the"
-    " caller's. With --store, the answer is what its tracer found out, whatever --since says.",
+    " caller's. With --store, the stored answer is printed, and --since has no effect.",
 )
 @click.option(
     "--savings",
@@ -126,10 +127,10 @@ def audit(
 ) -> None:
     """Judge trace files from kvtrail or an OpenTelemetry Collector together, and explain every finding.
 
-    A FILE may be compressed with gzip or zstd; docs/logs-and-traces.md says what is read. It may also be the log of a
+    A FILE may be compressed with gzip or zstd; docs/logs-and-traces.md lists the formats. It may also be the log of a
     vLLM server with LMCache: what the log shows is judged, the rest is unknown; `kvtrail replay` prints it step by step.
 
-    With --store, what a tracer has stored is judged again, by the rules of today.
+    With --store, the stored spans are judged again, by the current rules.
 
     Exit code 0: no drift; 1: drift; 2: a file cannot be used, or there is no such rule; 3: no drift, but inconclusive:
     no kvtrail spans, no hit, missing events, damaged lines, an engine that died or has no end record, or a request
@@ -211,12 +212,23 @@ def _print_savings(context: click.Context, result: Audit, *, as_json: bool) -> N
 
 def _stored_causes(store: Path | Address, why: str) -> Explained:
     """The stored causes of the requests with this id. Raises StoreError if the store cannot be read."""
-    from kvtrail.tracer.store.opening import reader_of
-
     reader = reader_of(store)
     one = reader.request(why)
     rows = [] if one is None else [*reader.requests(search=why), one]
     return {(row["engine"], row["request"]): row["causes"] for row in rows if why in (row["request"], row["external"])}
+
+
+def reader_of(store: Path | Address) -> Reader:
+    """The reading side of the store at a path or an address. Raises StoreError if there is none."""
+    from kvtrail.tracer.store.clickhouse.connection import Address
+    from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
+    from kvtrail.tracer.store.sqlite.opening import check_file
+    from kvtrail.tracer.store.sqlite.store import SqliteReader
+
+    if isinstance(store, Address):
+        return ClickHouseReader(store)
+    check_file(store)
+    return SqliteReader(store)
 
 
 def _export(
@@ -254,8 +266,6 @@ def _export(
 
 def _stored(store: Path | Address, since: timedelta) -> Callable[[], Iterator[list[Span]]]:
     """Read spans stored since this time. Raises StoreError if they cannot be read."""
-    from kvtrail.tracer.store.opening import reader_of
-
     until_ns = time.time_ns()
     since_ns = max(0, until_ns - int(since.total_seconds() * 1e9))
     reader = reader_of(store)

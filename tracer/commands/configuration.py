@@ -79,8 +79,8 @@ def naming(path: Path, error: click.BadParameter) -> click.BadParameter:
 @click.argument("name", metavar="COMMAND", type=click.Choice(LASTING), default="serve")
 @click.pass_context
 def config(context: click.Context, name: str) -> None:
-    """Show the options that `serve`, or `dashboard`, would run with, and where each of them comes from. It is YAML, and
-    may be kept as the file.
+    """Show the options that `serve`, or `dashboard`, would run with, and where each of them comes from. The output is
+    YAML, and can be used as the configuration file.
 
     Example: kvtrail config serve
 

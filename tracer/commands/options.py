@@ -53,11 +53,7 @@ class TokenFiles(click.ParamType):  # type: ignore[type-arg]
 
 
 class Several(click.Option):
-    """An option that may be given several times; a file of `kvtrail --config` may name a single value without a list."""
-
-    def __init__(self, *names: Any, **settings: Any) -> None:
-        settings["multiple"] = True
-        super().__init__(*names, **settings)
+    """A `multiple` option for which a file of `kvtrail --config` may name a single value without a list."""
 
     def type_cast_value(self, context: click.Context, value: Any) -> Any:
         return super().type_cast_value(context, [value] if isinstance(value, str) else value)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtrail.refused import Refused
 from kvtrail.tracer.commands.options import Several, Store, TokenFiles
 from kvtrail.tracer.serve import limits
 
@@ -20,8 +19,9 @@ PORT = click.IntRange(0, 65535)
 """0 chooses a free port, which the log names."""
 _FILE = click.Path(path_type=Path, dir_okay=False)
 MAX_HOURS = 10**6
-MAX_GIB = 10**6
 """More than a century."""
+MAX_GIB = 10**6
+"""Almost an exbibyte."""
 
 
 def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -116,6 +116,7 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
 @click.option(
     "--allow-host",
     cls=Several,
+    multiple=True,
     metavar="NAME",
     help="A host name that HTTP requests may use, besides addresses, localhost and this machine's own name."
     " `*` matches anything: `*.svc.cluster.local`. May be given several times.",
@@ -123,6 +124,7 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
 @click.option(
     "--token-file",
     cls=Several,
+    multiple=True,
     type=TokenFiles(),
     help="File of bearer tokens, one per line. With it, everything except /healthz and /readyz requires a token. Tokens of"
     " `write=FILE` and `read=FILE` have that role only. Reloaded when it changes. May be given several times.",
@@ -170,10 +172,9 @@ def serve(
 
     Example: kvtrail serve --read-only --store clickhouse://clickhouse/kvtrail
     """
-    from kvtrail.tracer.serve.bind_address import PortTaken, Unsafe
+    from kvtrail.tracer.serve.bind_address import PortTaken
     from kvtrail.tracer.serve.server import Receiving
     from kvtrail.tracer.serve.server import serve as run
-    from kvtrail.tracer.serve.watched_file import Unusable
     from kvtrail.tracer.store import StoreError
 
     receiving = Receiving(**{each.name: options.pop(each.name) for each in fields(Receiving)})
@@ -188,8 +189,6 @@ def serve(
             tls=_tls_of(tls_cert, tls_key, tls_client_ca),
             **options,
         )
-    except (Unsafe, Unusable) as error:
-        raise Refused(str(error)) from error
     except (PortTaken, StoreError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from kvtrail.tracer.store.sqlite.upkeep import Fault
 
 ACTIONS = ("verify", "rebuild")
-_LOST = "`kvtrail store rebuild --force` judges what can still be read"
-_PATH = click.Path(path_type=Path, dir_okay=False)
+_LOST = "`kvtrail store rebuild --force` judges the readable spans"
 
 
 @click.command()
@@ -24,7 +23,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
     "--store",
     default="kvtrail.db",
     show_default=True,
-    type=_PATH,
+    type=click.Path(path_type=Path, dir_okay=False),
     help="SQLite file of the sidecar: its --store or --spool.",
 )
 @click.option(
@@ -59,9 +58,9 @@ def store(action: str, store: Path, force: bool) -> None:
 
 def _outcome(faults: Sequence[Fault]) -> str:
     if not faults:
-        return "whole"
+        return "intact"
     if any(fault.is_lost for fault in faults):
-        return f"not whole: {_LOST}"
+        return f"damaged, and data is lost: {_LOST}"
     return "damaged: `kvtrail store rebuild` rebuilds derived data"
 
 
@@ -72,6 +71,6 @@ def _rebuild(store: Path, *, force: bool) -> None:
 
     lost = [fault for fault in upkeep.verify(store) if fault.is_lost]
     if lost and not force:
-        raise StoreError(f"{store} is not whole: {lost[0].text}; {_LOST}")
+        raise StoreError(f"{store} is damaged, and data is lost: {lost[0].text}; {_LOST}")
     spans = rebuild(store)
-    click.echo(f"{store}: {f'what can be read of {spans} spans was' if lost else f'{spans} spans were'} judged again")
+    click.echo(f"{store}: {f'the readable ones of {spans} spans' if lost else f'{spans} spans'} were judged again")

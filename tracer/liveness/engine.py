@@ -28,7 +28,7 @@ _SHUTDOWN = "shutdown"
 
 
 class EngineState(StrEnum):
-    """The state of an engine. The values are stored, and part of the api."""
+    """The state of an engine. The values are stored, and part of the API."""
 
     RUNNING = "running"
     LOST_CONTACT = "lost_contact"
@@ -215,10 +215,7 @@ class Launch:
 
 def last_launches(launches: Iterable[Launch]) -> dict[str, Launch]:
     """The last launch of each engine."""
-    last: dict[str, Launch] = {}
-    for launch in sorted(launches, key=lambda each: each.began_ns):
-        last[launch.engine] = launch
-    return last
+    return {launch.engine: launch for launch in sorted(launches, key=lambda each: each.began_ns)}
 
 
 _PRECEDENCE = (

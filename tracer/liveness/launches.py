@@ -4,10 +4,10 @@ evidence. The recorder on the scheduler's side represents its engine, since the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.ledger.account import Account
@@ -25,18 +25,18 @@ from kvtrail.tracer.liveness.engine import (
 from kvtrail.tracer.liveness.recorders import Contact, Recorders, RecorderState
 from kvtrail.tracer.liveness.request_outcome import has_failed, is_lost
 from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.grouping import by_key
 
 SETTLED_NS = 15 * 10**9
 """Time after an end at which lost requests are counted again: by then, missing events have arrived or were given up."""
 MAX_LAUNCHES = 20_000
-Named = TypeVar("Named", Account, Finding, RecorderState)
 
 Key = tuple[str, str]
 """A launch: its engine and its name."""
 Change = tuple[Launch | None, Launch]
 """A launch before the change (None if it was unknown) and after it."""
 Findings = Mapping[Any, Mapping[str, Finding]]
-"""Request ids."""
+"""Findings by request, and then by id."""
 
 
 @dataclass
@@ -52,17 +52,13 @@ class _Seen:
     @cached_property
     def requests(self) -> Mapping[str, Sequence[Account]]:
         """The requests in memory."""
-        return _by_engine(self.accounts)
+        return by_key(self.accounts, lambda each: each.engine)
 
     @cached_property
     def findings(self) -> Mapping[str, Sequence[Finding]]:
         """The findings."""
-        return _by_engine(finding for found in self.every_finding.values() for finding in found.values())
-
-    @cached_property
-    def recorders_of(self) -> Mapping[str, Sequence[RecorderState]]:
-        """The known recorders."""
-        return _by_engine(self.recorders)
+        every = (finding for found in self.every_finding.values() for finding in found.values())
+        return by_key(every, lambda each: each.engine)
 
 
 class Launches:
@@ -72,17 +68,9 @@ class Launches:
         changed: launches to be written. The caller clears it.
     """
 
-    def __init__(
-        self,
-        stored: Iterable[Launch],
-        heard: Mapping[str, int],
-        *,
-        at_ns: int,
-        on_changes: Callable[[Sequence[Change]], object] = lambda changes: None,
-    ) -> None:
+    def __init__(self, stored: Iterable[Launch], heard: Mapping[str, int], *, at_ns: int) -> None:
         """`stored` are the launches as last written, and `heard` the times at which their engines last reported, in Unix
-        nanoseconds; the monotonic clock is at `at_ns`. `on_changes` is called with the launches that an update changed."""
-        self._on_changes = on_changes
+        nanoseconds; the monotonic clock is at `at_ns`."""
         self.changed: dict[Key, Launch] = {}
         self._known: BoundedDict[Key, Launch] = BoundedDict(MAX_LAUNCHES)
         self._known.update({(launch.engine, launch.launch): launch for launch in stored})
@@ -94,12 +82,12 @@ class Launches:
         """All known launches."""
         return list(self._known.values())
 
-    def update(self, recorders: Recorders, accounts: Iterable[Account], findings: Findings, *, at_ns: int) -> None:
-        """Update the launches at `at_ns` of the monotonic clock."""
+    def update(
+        self, recorders: Recorders, accounts: Iterable[Account], findings: Findings, *, at_ns: int
+    ) -> Sequence[Change]:
+        """Update the launches at `at_ns` of the monotonic clock; returns the changes."""
         seen = _Seen(recorders.values(), accounts, findings, at_ns)
-        by_launch: dict[Key, list[RecorderState]] = {}
-        for recorder in seen.recorders:
-            by_launch.setdefault((recorder.engine, recorder.launch), []).append(recorder)
+        by_launch = by_key(seen.recorders, lambda each: (each.engine, each.launch))
         begun_at = {key: min(recorder.began_at for recorder in some) for key, some in by_launch.items()}
         newest: dict[str, int] = {}
         for (engine, _), began_at in begun_at.items():
@@ -122,10 +110,9 @@ class Launches:
             for known in [known for key, known in self._known.items() if key not in by_launch]:
                 if known.state is EngineState.RUNNING:
                     launch = self._not_heard_since_start(known, seen)
-                    others = seen.recorders_of.get(known.engine, ())
+                    others = [each for each in seen.recorders if each.engine == known.engine]
                     self._enter(launch, Evidence(), others, seen, but=True)
-        if seen.changes:
-            self._on_changes(seen.changes)
+        return seen.changes
 
     def _enter(
         self,
@@ -205,14 +192,6 @@ def _observed(recorders: Sequence[RecorderState], *, is_replaced: bool) -> tuple
         settings={name: value for each in (*recorders, *speakers) for name, value in each.launched_with.items()},
     )
     return launch, evidence
-
-
-def _by_engine(those: Iterable[Named]) -> dict[str, list[Named]]:
-    """By engine."""
-    found: dict[str, list[Named]] = {}
-    for each in those:
-        found.setdefault(each.engine, []).append(each)
-    return found
 
 
 def _reported(launch: Launch) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from kvtrail.tracer.events.events import CacheReset, Event, Heartbeat, Reset
 from kvtrail.tracer.events.semconv import NO_END_RECORD
 from kvtrail.tracer.liveness.engine import EngineState, Launch
+from kvtrail.tracer.model.grouping import by_key
 from kvtrail.tracer.model.markers import MOST_TEXT, Marker, MarkerKind
 from kvtrail.tracer.model.words import duration, ended, size, some, with_open
 
@@ -148,10 +149,8 @@ def _ending(launch: Launch, at_ns: int) -> Marker:
 def joined(markers: Iterable[Marker], names: Mapping[str, str], *, step_ns: int) -> Iterator[Marker]:
     """Markers by time, with markers of one kind in the same step of `step_ns` merged: the first represents all, and has no
     engine if they belong to several. `names` are those of engines."""
-    groups: dict[tuple[object, ...], list[Marker]] = defaultdict(list)
-    for each in sorted(markers, key=lambda marker: (marker.at_ns, marker.id)):
-        groups[each.kind, each.at_ns // step_ns].append(each)
-    for group in groups.values():
+    by_time = sorted(markers, key=lambda marker: (marker.at_ns, marker.id))
+    for group in by_key(by_time, lambda each: (each.kind, each.at_ns // step_ns)).values():
         first, others = group[0], len({each.engine for each in group}) - 1
         if others:
             said = f"{names.get(first.engine, first.engine)} {first.text}, and {some(others, 'other engine')}"

@@ -19,12 +19,13 @@ from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.ledger.ordering import Gaps
 from kvtrail.tracer.liveness.engine import CONTACT_NS, goes_on, is_fatal
 from kvtrail.tracer.model.engines import described, launched_with, memory_limit, pool_blocks, shown_name
+from kvtrail.tracer.model.grouping import by_key
 
 INFO = (
     "engine_name", "model_name", "service_name", "service_instance_id", "k8s_pod_name", "host_name", "vllm_version",
     "kvtrail_version",
 )  # fmt: skip
-"""The labels that describe an engine, in the order of `EngineState.info`."""
+"""The labels that describe an engine, in the order of `RecorderState.info`."""
 
 TERMINATED_NS = 15 * 60 * 10**9
 """Time without contact after which a recorder counts as ended, even without an explanation."""
@@ -39,7 +40,7 @@ MAX_UNRECORDED = 100
 
 
 class Contact(StrEnum):
-    """Whether a recorder reports. The values are part of the api."""
+    """Whether a recorder reports. The values are part of the API."""
 
     RUNNING = "running"
     LOST = "lost_contact"
@@ -64,7 +65,7 @@ class RecorderState:
         received: number of received events.
         dropped: number of events that the recorder reports as dropped.
         dropped_by: the same, by reason.
-        `unrecorded`: the number of unrecorded items that the recorder reports, by kind.
+        unrecorded: the number of unrecorded items that the recorder reports, by kind.
         unknown: names in its spans that only another version of kvtrail knows, with their counts.
         probes_off: the connectors with a probe that switched itself off.
         gives_signs: whether a heartbeat ever arrived.
@@ -240,9 +241,7 @@ class Recorders:
 
     def update(self, *, at_ns: int) -> list[RecorderState]:
         """Update which recorders report, at `at_ns` of the monotonic clock; returns forgotten recorders."""
-        engines: dict[str, list[RecorderState]] = {}
-        for recorder in self._held.values():
-            engines.setdefault(recorder.engine, []).append(recorder)
+        engines = by_key(self._held.values(), lambda each: each.engine)
         silent = []
         for engine, recorders in engines.items():
             for recorder in recorders:

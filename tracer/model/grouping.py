@@ -1,9 +1,13 @@
-"""The labels by which requests, and the tokens that they computed again, are grouped."""
+"""Grouping: the labels by which requests, and the tokens that they computed again, are grouped; and any items by a key."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, TypeVar
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 
 class By(StrEnum):
@@ -23,3 +27,11 @@ class By(StrEnum):
 
 OfRequests = Literal[By.ENGINE, By.MODEL, By.CONNECTOR, By.TENANT, By.PREFIX]
 """The labels of requests; the others are labels of wasted tokens."""
+
+
+def by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items with each key, in their order."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

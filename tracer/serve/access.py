@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvtrail.exposure import is_local
-from kvtrail.tracer.serve.bind_address import Unsafe
+from kvtrail.refused import Refused
 from kvtrail.tracer.serve.tokens import Access, Role, role_of
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
@@ -45,7 +45,7 @@ class Tls:
         return settings
 
     def check(self) -> None:
-        """Raises Unsafe if a file cannot be used."""
+        """Raises Refused if a file cannot be used."""
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self.certificate, self.key)
@@ -53,7 +53,7 @@ class Tls:
                 context.load_verify_locations(self.client_authorities)
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(map(str, filter(None, (self.certificate, self.key, self.client_authorities))))
-            raise Unsafe(f"cannot use these files for TLS: {files}: {error}") from error
+            raise Refused(f"cannot use these files for TLS: {files}: {error}") from error
 
 
 class OnlyWithToken:
@@ -93,18 +93,18 @@ class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc ha
 
 
 def _refusal(opened: Collection[Role], wanted: Role) -> str:
-    return f"this token may not {wanted}: use one that may" if opened else _WANTED
+    return f"this token may not {wanted}: use a token that may" if opened else _WANTED
 
 
 def _refusing(code: grpc.StatusCode, text: str) -> Any:
     def refuse(requests: Any, context: grpc.ServicerContext) -> None:
         context.abort(code, text)
 
-    return grpc.stream_unary_rpc_method_handler(refuse)  # which reads nothing of the message
+    return grpc.stream_unary_rpc_method_handler(refuse)  # a stream: the message is never read
 
 
 def check_bind_address(host: str, tokens: Access | None, *, insecure: bool) -> None:
-    """Raises Unsafe if anybody on the network could read the served data, unless that is declared as intended."""
+    """Raises Refused if anybody on the network could read the served data, unless that is declared as intended."""
     if tokens is not None or insecure or is_local(host):
         return
-    raise Unsafe(f"on {host}, anybody who reaches this machine could read and write: set --token-file, or --insecure")
+    raise Refused(f"on {host}, anybody who reaches this machine could read and write: set --token-file, or --insecure")

@@ -5,10 +5,6 @@ from __future__ import annotations
 import socket
 
 
-class Unsafe(ValueError):
-    """A process refuses to listen with these options; the text says why, and what to do."""
-
-
 class PortTaken(RuntimeError):
     """A server could not listen; the text names the address and the option that changes it."""
 

@@ -6,7 +6,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -55,11 +54,11 @@ class HttpServer(uvicorn.Server):
     def serve_on(self, listener: socket.socket) -> None:
         """Serve on a bound socket."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _nothing_more)
+            signal.signal(number, signal.SIG_IGN)  # uvicorn stops at the signal, and raises it again afterwards
         self.run(sockets=[listener])
 
     async def on_tick(self, counter: int) -> bool:
-        """Of uvicorn."""
+        """Override uvicorn's method, which it calls ten times a second."""
         if counter % _TICKS == 0:
             self._close_stalled(time.monotonic())
         return await super().on_tick(counter)
@@ -97,7 +96,3 @@ def _is_waiting(connection: Any) -> bool:
     """Whether uvicorn is still reading the head of a connection's next request."""
     cycle = getattr(connection, "cycle", None)
     return cycle is None or cycle.response_complete
-
-
-def _nothing_more(number: int, frame: FrameType | None) -> None:
-    """uvicorn stops at the signal, and raises the signal again afterwards: it must not end the rest of the process."""

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from enum import StrEnum
 
 from pythonjsonlogger.json import JsonFormatter
 
@@ -21,15 +20,8 @@ MINUTE_S = 60.0
 MAX_KINDS = 1_000
 
 
-class Format(StrEnum):
-    """The format of the log."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-def set_up(form: Format) -> None:
-    """Configure all loggers of this process to write to standard error."""
+def set_up(form: str) -> None:
+    """Configure all loggers of this process to write to standard error, as `text` or `json`."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         JsonFormatter(
@@ -37,7 +29,7 @@ def set_up(form: Format) -> None:
             rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
             datefmt="%Y-%m-%dT%H:%M:%S%z",
         )
-        if form is Format.JSON
+        if form == "json"
         else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     )
     handler.addFilter(RateLimit())

@@ -8,12 +8,12 @@ until no events have arrived for a while; each event of its own side starts this
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from kvtrail.tracer.detect.pairs import RemoteHandoff
 from kvtrail.tracer.events.bounded import BoundedDict
+from kvtrail.tracer.serve.receive.pipeline import Pipeline
+from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
 from kvtrail.tracer.store.handoffs import HandoffRow, heard_of
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
@@ -22,23 +22,6 @@ ASKED_FOR_S = 1200.0
 """Time for which a hand-off is queried after the last event of its own side: twice the longest wait of any connector."""
 MAX_ASKED = 50_000
 """Maximum number of hand-offs that are queried; beyond that, the oldest is dropped."""
-
-
-class Judging(Protocol):
-    """The interface of the judge."""
-
-    def ingest_remote(self, those: Iterable[RemoteHandoff]) -> bool:
-        """Judge events of another sidecar; False if that is not possible yet."""
-
-    def own_handoffs(self) -> Iterable[str]:
-        """The names of the recent hand-offs of which it has one side."""
-
-
-class Shared(Protocol):
-    """The store of the fleet."""
-
-    def handoffs(self, keys: Collection[str]) -> Sequence[HandoffRow]:
-        """Events of other sidecars for hand-offs with these names. Raises StoreError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +36,8 @@ class _Asked:
 class RemoteHandoffs:
     """Fetches the other sides of hand-offs."""
 
-    def __init__(self, judging: Judging, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._judging, self._clock = judging, clock
+    def __init__(self, pipeline: Pipeline, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pipeline, self._clock = pipeline, clock
         self._asked: BoundedDict[str, _Asked] | None = None
         """The queried hand-offs by name; None before the first query since the start."""
 
@@ -63,16 +46,16 @@ class RemoteHandoffs:
         if self._asked is not None:
             self._want(key for row in rows for key in row.keys)
 
-    def ask(self, store: Shared) -> None:
+    def ask(self, store: ClickHouseWriter) -> None:
         """Run the queries that are due. Raises StoreError."""
         if self._asked is None:
-            if not self._judging.ingest_remote(()):
+            if not self._pipeline.ingest_remote(()):
                 return  # it still reads back its state
             self._asked = BoundedDict(MAX_ASKED)
-            self._want(self._judging.own_handoffs())
+            self._want(self._pipeline.own_handoffs())
         now_s = self._clock()
         due = [key for key, asked in self._asked.items() if asked.due_s <= now_s]
-        if due and self._judging.ingest_remote(heard_of(store.handoffs(due))):
+        if due and self._pipeline.ingest_remote(heard_of(store.handoffs(due))):
             for key in due:
                 asked = self._asked[key]
                 if now_s - asked.since_s > ASKED_FOR_S:

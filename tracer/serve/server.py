@@ -103,8 +103,7 @@ def serve(
     `kvtrail serve`. Without `receiving`, only the API is served, over the ClickHouse of a fleet.
 
     Raises:
-        Unusable: the file of tenants, or that of known findings, cannot be used.
-        Unsafe: anybody could use it, or a file that should prevent this cannot be read.
+        Refused: anybody could use it, or a named file cannot be used.
         PortTaken: an address is in use.
         StoreError: the store cannot be opened.
     """
@@ -115,11 +114,11 @@ def serve(
     if tls is not None:
         tls.check()
     metrics = Metrics()
-    logs.set_up(logs.Format(log_format))
+    logs.set_up(log_format)
     listener = bound(host, http_port)
     url = f"{'http' if tls is None else 'https'}://{address(host, listener.getsockname()[1])}"
     with (
-        _fleet(store, metrics, known)
+        _fleet(store, known)
         if receiving is None
         else _sidecar(receiving, store, metrics, known, limits=limits, tokens=tokens, tls=tls, url=url)
     ) as served:
@@ -147,11 +146,11 @@ def serve(
         http_server.serve_on(listener)
 
 
-def _fleet(store: Path | Address, metrics: Metrics, known: KnownFindingsFile) -> AbstractContextManager[_Served]:
+def _fleet(store: Path | Address, known: KnownFindingsFile) -> AbstractContextManager[_Served]:
     """The source of answers about a fleet. Raises StoreError."""
     assert isinstance(store, Address)  # the command has checked it
     reader = ClickHouseReader(store, is_first=True)
-    return nullcontext(_Served(FleetProcess(reader, metrics.internal_errors, known), reader, "only the API"))
+    return nullcontext(_Served(FleetProcess(reader, known), reader, "only the API"))
 
 
 @contextmanager
@@ -180,10 +179,7 @@ def _sidecar(
         store.check_client()
         # The log is in the same file.
         spool = Spool(path, most_bytes=min(options.spool_mb * 2**20, options.most_bytes // 2))
-        sender = SpoolSender(
-            spool, lambda: ClickHouseWriter(store, tracer=spool.tracer(), retain_hours=options.retain_hours)
-        )
-        metrics.watch_spool(sender)
+        metrics.watch_spool(spool)
     writer = SqliteWriter(path, spool=spool, most_bytes=options.most_bytes)
     finding_log = FindingLog.from_environment()
     pipeline = Pipeline(
@@ -200,11 +196,12 @@ def _sidecar(
     receiver.start(intake, metrics)
     stop = threading.Event()
     tidier = threading.Thread(target=_tidy, args=(pipeline, options, stop), name="tidy", daemon=True)
-    resumer = threading.Thread(target=pipeline.resume, name="resume", daemon=True)
+    resumer = threading.Thread(target=pipeline.recovery.run, name="resume", daemon=True)
     resumer.start()
     tidier.start()
-    if sender is not None:
-        sender.others = RemoteHandoffs(pipeline)
+    if spool is not None and isinstance(store, Address):
+        open_writer = partial(ClickHouseWriter, store, tracer=spool.tracer(), retain_hours=options.retain_hours)
+        sender = SpoolSender(spool, open_writer, RemoteHandoffs(pipeline))
         sender.start()
     words = f"OTLP on {address(options.grpc_host, receiver.port)} (gRPC) and {url}/v1/traces, metrics on {url}/metrics"
     try:
@@ -233,7 +230,7 @@ def _tidy(pipeline: Pipeline, options: Receiving, stop: threading.Event) -> None
             pipeline.storage.fold()
             release_heap()
             if rounds % PRUNE_EVERY == 0 or pipeline.storage.is_filling():
-                pipeline.storage.prune(retain_ns=int(options.retain_hours * HOUR_NS), most_bytes=options.most_bytes)
+                pipeline.storage.prune(retain_ns=int(options.retain_hours * HOUR_NS))
             rounds += 1
             trouble = ""
         except StoreError as error:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
 from kvtrail.tracer.store import Batch, StoreError
-from kvtrail.tracer.store.handoffs import HandoffRow
+from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
 from kvtrail.tracer.store.sqlite.spool import Spool
 
 logger = logging.getLogger("kvtrail")
@@ -29,33 +29,22 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 """Seconds to wait after a failure; the wait doubles up to the longest."""
 
 
-class Sink(Protocol):
-    """The destination of batches."""
-
-    def ship(self, batches: Sequence[tuple[int, Batch]]) -> Sequence[Exception]:
-        """Write batches by their numbers; a repeated write makes no duplicates. Raises StoreError."""
-
-    def handoffs(self, keys: Collection[str]) -> Sequence[HandoffRow]:
-        """Events of other tracers for hand-offs with these names. Raises StoreError."""
-
-    def close(self) -> None: ...
-
-
 class SpoolSender:
     """A thread that empties a spool.
 
     Attributes:
         trouble: why the last send failed; None after a success.
-        others: fetches the other sides of this tracer's hand-offs; None if disabled.
     """
 
-    def __init__(self, spool: Spool, open_sink: Callable[[], Sink]) -> None:
-        """`open_sink` raises StoreError while the sink is unavailable."""
+    def __init__(
+        self, spool: Spool, open_writer: Callable[[], ClickHouseWriter], remote_handoffs: RemoteHandoffs
+    ) -> None:
+        """`open_writer` raises StoreError while ClickHouse is unavailable; `remote_handoffs` fetches the other sides of
+        this tracer's hand-offs."""
         self.spool = spool
         self.trouble: str | None = None
-        self.others: RemoteHandoffs | None = None
-        self._open_sink = open_sink
-        self._sink: Sink | None = None
+        self._open_writer, self._remote_handoffs = open_writer, remote_handoffs
+        self._writer: ClickHouseWriter | None = None
         self._sent = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ship", daemon=True)
@@ -81,8 +70,7 @@ class SpoolSender:
         last = self.spool.last_number()
         while self._sent < last and (parcel := self.spool.read(after=self._sent, most_bytes=PARCEL_BYTES)):
             self._send(parcel)
-        if self.others is not None:
-            self.others.ask(self._opened())
+        self._remote_handoffs.ask(self._opened())
 
     def _send(self, parcel: Sequence[tuple[int, Batch]]) -> None:
         unfit = self._opened().ship(parcel)
@@ -90,13 +78,12 @@ class SpoolSender:
             logger.warning("%s parts do not fit into ClickHouse and were left out; the first: %s", len(unfit), unfit[0])
         self._sent = parcel[-1][0]
         self.spool.confirm(self._sent)
-        if self.others is not None:
-            self.others.want(row for _, batch in parcel for row in batch.handoffs)
+        self._remote_handoffs.want(row for _, batch in parcel for row in batch.handoffs)
 
-    def _opened(self) -> Sink:
-        if self._sink is None:
-            self._sink = self._open_sink()
-        return self._sink
+    def _opened(self) -> ClickHouseWriter:
+        if self._writer is None:
+            self._writer = self._open_writer()
+        return self._writer
 
     def _run(self) -> None:
         wait_s = FIRST_WAIT_S
@@ -118,5 +105,5 @@ class SpoolSender:
             if is_last:
                 break
             self._stopping.wait(pause_s)
-        if self._sink is not None:
-            self._sink.close()
+        if self._writer is not None:
+            self._writer.close()

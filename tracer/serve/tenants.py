@@ -9,8 +9,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from kvtrail.refused import Refused
 from kvtrail.tracer.model.tenants import DIGEST_BYTES, PLAIN
-from kvtrail.tracer.serve.watched_file import Unusable, WatchedFile, read_yaml
+from kvtrail.tracer.serve.watched_file import WatchedFile, read_yaml
 
 MAX_TENANTS = 100_000
 Digest = Annotated[str, Meta(pattern=rf"^([0-9a-f]{{{2 * DIGEST_BYTES}}}|{PLAIN})$")]
@@ -22,11 +23,11 @@ def read(path: Path) -> dict[str, str]:
     """The names in a YAML file, by digest, with a line `DIGEST: NAME` for each tenant.
 
     Raises:
-        Unusable: it cannot be read, or has another content.
+        Refused: it cannot be read, or has another content.
     """
     names: dict[str, str] = read_yaml(path, "tenants", Names, {})
     if odd := next((name for name in names.values() if not name.strip().isprintable()), None):
-        raise Unusable(f"cannot use the tenants in {path}: the name {odd!r} cannot be printed")
+        raise Refused(f"cannot use the tenants in {path}: the name {odd!r} cannot be printed")
     return {digest: name.strip() for digest, name in names.items()}
 
 
@@ -34,7 +35,7 @@ class TenantNames(WatchedFile[dict[str, str]]):
     """The names of tenants. The file is reloaded when it changes; if the new content cannot be used, the old names stay."""
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Without a file, no tenant has a name. Raises Unusable if the file cannot be used."""
+        """Without a file, no tenant has a name. Raises Refused if the file cannot be used."""
         super().__init__(path, read, {}, clock=clock)
 
     def among(self, tenants: Mapping[str, object]) -> dict[str, str]:

@@ -10,12 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 
 from kvtrail.exposure import tokens_in
-from kvtrail.tracer.serve.bind_address import Unsafe
-from kvtrail.tracer.serve.watched_file import Unusable, WatchedFile
+from kvtrail.refused import Refused
+from kvtrail.tracer.serve.watched_file import WatchedFile
 
 
 class Role(StrEnum):
-    """A kind of request to the sidecar or the api."""
+    """A kind of request to the sidecar or the API."""
 
     WRITE = "write"
     """Send spans: what an engine, a Collector or an importer does."""
@@ -58,29 +58,26 @@ class TokenFile:
 
 
 def _read(path: Path) -> list[bytes]:
-    """Raises Unusable."""
+    """Raises Refused."""
     try:
         tokens = tokens_in(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise Unusable(f"cannot read the tokens: {error}") from error
+        raise Refused(f"cannot read the tokens: {error}") from error
     if not tokens:
-        raise Unusable(f"{path} holds no token: write one a line")
+        raise Refused(f"{path} holds no token: write one a line")
     return tokens
 
 
 class Access:
-    """Grants roles to tokens: a token has the roles of each file that contains it. Nobody has a role without a file. The
+    """Grants roles to tokens: a token has the roles of each file that contains it. Without a file, no token has a role. The
     files are watched, so that tokens can be rotated while both the old and the new one are valid. If a file is removed or
     empty, its old tokens are revoked."""
 
     def __init__(self, files: Iterable[TokenFile], *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises Unsafe if a file cannot be read, or holds no token."""
-        try:
-            self._files = [
-                (each.roles, WatchedFile[list[bytes]](each.path, _read, [], revoked=[], clock=clock)) for each in files
-            ]
-        except Unusable as error:
-            raise Unsafe(str(error)) from error
+        """Raises Refused if a file cannot be read, or holds no token."""
+        self._files = [
+            (each.roles, WatchedFile[list[bytes]](each.path, _read, [], revoked=[], clock=clock)) for each in files
+        ]
 
     def roles(self, authorization: str | None) -> frozenset[Role]:
         """The roles that an `authorization` header grants; none if its token is in no file."""

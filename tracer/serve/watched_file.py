@@ -12,6 +12,8 @@ from typing import Generic, TypeVar
 import yaml
 from msgspec import ValidationError, convert
 
+from kvtrail.refused import Refused
+
 logger = logging.getLogger("kvtrail")
 
 LOOK_AGAIN_S = 1.0
@@ -19,10 +21,6 @@ LOOK_AGAIN_S = 1.0
 T = TypeVar("T")
 _ENTRY = re.compile(r" - at `\$\[(\d+)\]\.?([^`]*)`")
 """Matches the position of an invalid list entry in msgspec's message."""
-
-
-class Unusable(ValueError):
-    """A file cannot be used; the text names the file and the reason."""
 
 
 class WatchedFile(Generic[T]):
@@ -38,7 +36,7 @@ class WatchedFile(Generic[T]):
         revoked: T | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read` raises Unusable, and so does this."""
+        """`read` raises Refused if the file cannot be used, with its name and the reason, and so does this."""
         self._path, self._read, self._revoked, self._clock = path, read, revoked, clock
         self._looked_s, self._seen = clock(), () if path is None else _stamp(path)
         self._content = absent if path is None else read(path)
@@ -64,7 +62,7 @@ class WatchedFile(Generic[T]):
         try:
             self._content, self._trouble = self._read(path), "ok"
             logger.info("%s has changed and was reloaded", path)
-        except Unusable as error:
+        except Refused as error:
             self._trouble = str(error)
             if self._revoked is None:
                 logger.error("%s; its old content stays in use", error)
@@ -74,12 +72,12 @@ class WatchedFile(Generic[T]):
 
 
 def read_yaml(path: Path, what: str, type_: type[T], absent: T) -> T:
-    """Read a YAML file, which contains `what`, as this type; every scalar is read as text. Raises Unusable; for a list, its
+    """Read a YAML file, which contains `what`, as this type; every scalar is read as text. Raises Refused; for a list, its
     text has the line of the entry."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise Unusable(f"cannot read the {what}: {error}") from error
+        raise Refused(f"cannot read the {what}: {error}") from error
     try:
         return convert(yaml.load(text, yaml.BaseLoader) or absent, type_)
     except (yaml.YAMLError, ValidationError) as error:
@@ -87,7 +85,7 @@ def read_yaml(path: Path, what: str, type_: type[T], absent: T) -> T:
         if entry := _ENTRY.search(said):
             line = yaml.compose(text).value[int(entry[1])].start_mark.line + 1
             said = f"line {line}: {said[: entry.start()]}{f' in {entry[2]!r}' if entry[2] else ''}"
-        raise Unusable(f"cannot use the {what} in {path}: {said}") from error
+        raise Refused(f"cannot use the {what} in {path}: {said}") from error
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

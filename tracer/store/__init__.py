@@ -128,8 +128,8 @@ class Selection:
 
 @dataclass(slots=True)
 class Group:
-    """The requests with the same `name`: their number; the tokens of their prompts (`asked`), from vLLM's own cache (`held`),
-    from the connector (`loaded`), and computed; and their durations by bin (`store.duration_bins`)."""
+    """The requests with the same `name`: their number; the tokens of their prompts (`asked`), and how many of them came from
+    vLLM's own cache (`held`) and from the connector (`loaded`); and their durations by bin (`store.duration_bins`)."""
 
     name: str
     requests: int

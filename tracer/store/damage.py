@@ -12,9 +12,7 @@ Made = TypeVar("Made")
 
 MAX_REMEMBERED = 10_000
 """Maximum number of remembered damaged rows per table, so that each counts once."""
-REMEDY = (
-    "`kvtrail store verify` says what is damaged, `kvtrail store rebuild` makes again what is derived from the spans"
-)
+REMEDY = "`kvtrail store verify` lists the damage, `kvtrail store rebuild` restores what is derived from the spans"
 
 _met: dict[str, set[int]] = {}
 

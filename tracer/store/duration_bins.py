@@ -1,4 +1,4 @@
-"""The bins of durations in both stores: those of OpenTelemetry's exponential histogram of scale 3
+"""The bins of durations in both stores. They are the bins of OpenTelemetry's exponential histogram of scale 3
 (https://opentelemetry.io/docs/specs/otel/metrics/data-model/#exponentialhistogram), each 2^(1/8) as wide as the one before.
 
 A percentile computed from them is within 4.5 % of the true one, and bins of several queries can be added up.

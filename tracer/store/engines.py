@@ -9,6 +9,7 @@ from typing import Any
 from kvtrail.tracer.liveness.engine import CausingFinding, EngineState, Launch, agreed
 from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.engines import DESCRIPTION
+from kvtrail.tracer.model.grouping import by_key
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.store.damage import readable
 from kvtrail.tracer.store.queries import Database, an_object, to_text
@@ -52,13 +53,11 @@ class EngineReader(Database):
         )
         return {engine: dict(zip(DESCRIPTION, about, strict=True)) for engine, *about in rows}
 
-    def launches(self, *, since_ns: int | None = None, until_ns: int | None = None) -> list[Launch]:
-        """The launches of engines; with a time range, launches that ended in it, including its end."""
-        reports: dict[tuple[str, str], list[Launch]] = {}
+    def launches(self) -> list[Launch]:
+        """The launches of engines, each as agreed between the sidecars that know it."""
         rows = self.ask(f"SELECT {', '.join(LAUNCH_COLUMNS)} FROM {self.table('launches')}")
-        for each in readable(rows, _launch, of="launches"):
-            reports.setdefault((each.engine, each.launch), []).append(each)
-        return [each for each in map(agreed, reports.values()) if _ended_within(each, since_ns, until_ns)]
+        reports = by_key(readable(rows, _launch, of="launches"), lambda each: (each.engine, each.launch))
+        return list(map(agreed, reports.values()))
 
     def markers(self, *, since_ns: int, until_ns: int, limit: int) -> list[Marker]:
         """The stored markers of a time range, including its end, by time; the latest `limit` of each kind. Markers of
@@ -82,12 +81,6 @@ def _launch(row: Sequence[Any]) -> Launch:
     fields = dict(zip(LAUNCH_COLUMNS, plain, strict=False))
     fields["state"] = EngineState(fields["state"])
     return Launch(**fields, cause=CausingFinding(**an_object(cause)) if cause else None, settings=an_object(settings))
-
-
-def _ended_within(launch: Launch, since_ns: int | None, until_ns: int | None) -> bool:
-    if launch.ended_ns is None:
-        return since_ns is None and until_ns is None
-    return (since_ns is None or launch.ended_ns >= since_ns) and (until_ns is None or launch.ended_ns <= until_ns)
 
 
 def _marker(row: Sequence[Any]) -> Marker:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import islice
 from typing import Any
 
 from kvtrail.tracer.ledger.lanes import Lane, Window
@@ -19,8 +18,6 @@ _OTHERS = ("first_ns", "last_ns")
 COLUMNS = (*_BRIEF, *_OTHERS, "body")
 _NEEDED = ("id", "rule", "severity", "request", "engine", *_OTHERS)
 _PLACE = "rule || char(10) || engine || char(10) || connector"
-_ASKED_TOGETHER = 500
-"""Maximum number of requests that one query names."""
 
 
 def row_of(finding: Finding) -> tuple[Any, ...]:
@@ -65,27 +62,28 @@ class FindingReader(Database):
         )
         return [(Place(*place), severity, at_ns, number) for *place, severity, at_ns, number in rows]
 
-    def sightings(self) -> list[Sighting]:
-        """The times at which the findings of each place were first and last seen, over all time."""
+    def sightings(self, which: FindingFilter = EVERY) -> list[Sighting]:
+        """The times at which these findings were first and last seen, by place."""
+        conditions, values = _conditions(which)
         rows = self.ask(
-            "SELECT rule, engine, connector, min(first_ns), max(last_ns)"
-            f" FROM {self.table('findings')} {self.by_index} GROUP BY rule, engine, connector ORDER BY 1, 2, 3"
+            f"SELECT rule, engine, connector, min(first_ns), max(last_ns) FROM {self.table('findings')} {self.by_index}"
+            f" {conditions} GROUP BY rule, engine, connector ORDER BY 1, 2, 3",
+            **values,
         )
         return [Sighting(Place(*place), first_ns, last_ns) for *place, first_ns, last_ns in rows]
 
     def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
         """The findings of these lanes, and the findings of the window without a request."""
         marked = {(lane.engine, lane.request) for lane in lanes if lane.findings}
-        select, requests = (
-            f"SELECT body FROM {self.table('findings')} WHERE",
-            iter(sorted({each for _, each in marked})),
+        select = f"SELECT body FROM {self.table('findings')} WHERE"
+        rows = self.ask_in_parts(
+            f"{select} request IN {{names:Array(String)}} LIMIT {{limit:UInt32}}",
+            sorted({request for _, request in marked}),
+            limit=limit,
         )
-        found: list[dict[str, Any]] = []
-        while some := [*islice(requests, _ASKED_TOGETHER)]:
-            found += self._bodies(
-                f"{select} request IN {{some:Array(String)}} LIMIT {{limit:UInt32}}", {"some": some, "limit": limit}
-            )
-        found = [each for each in found if (each["engine"], each["request"]) in marked]
+        found = [
+            each for each in readable(rows, _finding, of="findings") if (each["engine"], each["request"]) in marked
+        ]
         found += self._bodies(
             f"{select} request = '' AND last_ns >= {{from_ns:Int64}} AND last_ns <= {{to_ns:Int64}} LIMIT {{limit:UInt32}}",
             {"from_ns": window.from_ns, "to_ns": window.to_ns, "limit": limit},

@@ -6,11 +6,15 @@ A shared query is SQL that SQLite and ClickHouse interpret alike. Parameters hav
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
 
+ASKED_TOGETHER = 500
+"""Maximum number of names in one query."""
 _encode = msgspec.json.Encoder().encode
 from_text = msgspec.json.Decoder().decode
 """The data of a JSON text. Raises ValueError if it is not JSON."""
@@ -24,11 +28,11 @@ def to_text(data: Any) -> str:
 def an_object(text: str) -> dict[str, Any]:
     """The data of a JSON text that is an object. Raises ValueError if it is not one."""
     if not isinstance(data := from_text(text), dict):
-        raise ValueError("a JSON text that is no object")
+        raise ValueError("the JSON text is not an object")
     return data
 
 
-class Database:
+class Database(ABC):
     """A database, as shared queries see it.
 
     Attributes:
@@ -38,13 +42,19 @@ class Database:
     sum_of: str
     divided: str
 
+    @abstractmethod
     def table(self, name: str) -> str:
         """The name of a table in a FROM clause."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ask(self, select: str, **values: Any) -> list[Any]:
         """The rows of a SELECT with these values for its parameters."""
-        raise NotImplementedError
+
+    def ask_in_parts(self, select: str, names: Iterable[str], **values: Any) -> Iterator[Any]:
+        """The rows of a SELECT with the list parameter `names`, which may be long: one query for each part of it."""
+        rest = iter(names)
+        while part := [*islice(rest, ASKED_TOGETHER)]:
+            yield from self.ask(select, names=part, **values)
 
 
 def all_of(conditions: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 
 from kvtrail.tracer.events.spans import Span
@@ -16,7 +16,7 @@ from kvtrail.tracer.store.requests import RequestReader
 from kvtrail.tracer.store.sums import SumReader
 
 
-class Reader(FindingReader, MeasureReader, SumReader, EngineReader, RequestReader, ABC):
+class Reader(FindingReader, MeasureReader, SumReader, EngineReader, RequestReader):
     """The reading side of a store, usable from any thread while the writer writes. The methods below differ between the
     databases."""
 

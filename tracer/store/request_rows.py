@@ -77,14 +77,9 @@ def row_of(account: Mapping[str, Any], lane: Lane | None = None) -> RequestRow:
     for name in _SUMS:
         if columns[name] > LARGEST:
             columns[name] = LARGEST
-    return RequestRow(columns, measures_row(account) if "times" in account else None, lane, body_of(account))
-
-
-def body_of(account: Mapping[str, Any]) -> bytes:
-    """The JSON of an account for `StoredRequest`."""
     answered = dict(account)
     answered["reason"] = answered.pop("outcome")
-    return _encode(answered)
+    return RequestRow(columns, measures_row(account) if "times" in account else None, lane, _encode(answered))
 
 
 def measures_row(account: Mapping[str, Any]) -> dict[str, Any]:

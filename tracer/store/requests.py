@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from itertools import islice
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from kvtrail.tracer.model.conditions import Condition
@@ -12,8 +12,6 @@ from kvtrail.tracer.store.damage import readable
 from kvtrail.tracer.store.queries import Database, all_of
 from kvtrail.tracer.store.request_rows import StoredRequest
 
-ASKED_TOGETHER = 500
-"""Maximum number of requests, or of hand-off names, in one query."""
 _FIRST = {
     Sort.WAITING: "waited_ns DESC,",
     Sort.RECOMPUTED: "recomputed DESC,",
@@ -35,17 +33,17 @@ class RequestReader(Database):
     find: str
     stored: str
 
+    @abstractmethod
     def unpacked(self, body: Any) -> bytes:
         """The JSON of an account. Raises ValueError if it is damaged."""
-        raise NotImplementedError
 
+    @abstractmethod
     def met(self, where: Sequence[Condition]) -> tuple[str, dict[str, Any]]:
         """The SQL condition that a request's measures meet these conditions, and the values of its parameters."""
-        raise NotImplementedError
 
+    @abstractmethod
     def of_trace(self, trace_id: str) -> dict[str, Any]:
         """The SQL conditions that a request belongs to this trace, with their values."""
-        raise NotImplementedError
 
     def meeting(
         self,
@@ -121,20 +119,15 @@ class RequestReader(Database):
         # First the ids from narrow columns; then the accounts of these few requests.
         chosen = f"SELECT engine, request FROM {table} {conditions} {order}"
         select = f"SELECT {self.stored} FROM {table} WHERE (engine, request) IN ({chosen}) {order}"
-        return self._requests_in(self.ask(select, limit=limit, **values))
+        return readable(self.ask(select, limit=limit, **values), self.stored_request, of="requests")
 
     def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
         """The `status` and `outcome` of the accounts of known requests among these, by engine and id."""
-        found: dict[tuple[str, str], tuple[str, str | None]] = {}
-        wanted = iter(of)
-        while some := [*islice(wanted, ASKED_TOGETHER)]:
-            rows = self.ask(
-                f"SELECT engine, request, status, outcome FROM {self.table('requests')}"
-                " WHERE request IN {requests:Array(String)}",
-                requests=[request for _, request in some],
-            )
-            found |= {(engine, request): tuple(about) for engine, request, *about in rows if (engine, request) in some}
-        return found
+        rows = self.ask_in_parts(
+            f"SELECT engine, request, status, outcome FROM {self.table('requests')} WHERE request IN {{names:Array(String)}}",
+            {request for _, request in of},
+        )
+        return {(engine, request): (status, how) for engine, request, status, how in rows if (engine, request) in of}
 
     def request(self, request: str, *, engine: str = "") -> StoredRequest | None:
         """One request by its engine's or external id; the latest one if an external id was used twice."""
@@ -149,14 +142,11 @@ class RequestReader(Database):
             rows = self.ask(
                 f"SELECT {self.stored} FROM {self.table('requests')} {where} ORDER BY started_ns DESC LIMIT 1", **values
             )
-            if rows and not (found := self._requests_in(rows)):
-                raise StoreError(f"the row of {request!r} is damaged; `kvtrail store rebuild` makes it again")
+            if rows and not (found := readable(rows, self.stored_request, of="requests")):
+                raise StoreError(f"the row of {request!r} is damaged; `kvtrail store rebuild` restores it")
             if rows:
                 return found[0]
         return None
-
-    def _requests_in(self, rows: Iterable[Sequence[Any]]) -> list[StoredRequest]:
-        return readable(rows, self.stored_request, of="requests")
 
     def stored_request(self, row: Sequence[Any]) -> StoredRequest:
         """The request in a row of `stored`. Raises ValueError if it is damaged."""

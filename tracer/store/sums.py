@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,31 +21,38 @@ class SumReader(Database):
 
     pairs: str
 
+    @abstractmethod
     def measures_of(self, pairs: Any) -> dict[str, int]:
         """The value of `pairs` as data."""
-        raise NotImplementedError
 
-    def savings(self, *, since_ns: int, until_ns: int, stretch_s: int = 1) -> list[SavingsRow]:
-        """The sums of a time range by interval, engine, connector and epoch.
+    def savings(
+        self, *, since_ns: int, until_ns: int, stretch_s: int = 1, engines: Sequence[str] | None = None
+    ) -> list[SavingsRow]:
+        """The sums of a time range by interval, engine, connector and epoch; of any engine, or of these.
 
         An interval is a minute, or an hour in ranges longer than six hours, and the first one is always complete.
         `stretch_s` requests longer ones, which are multiples of these.
         """
         step_s = interval_s(since_ns, until_ns)
+        conditions, values = all_of(
+            {
+                "step_s = {step_s:UInt32}": step_s,
+                "at_s >= {since_s:Int64}": since_ns // 10**9 // step_s * step_s,
+                "at_s < {until_s:Int64}": -(-until_ns // 10**9),
+                "engine IN {engines:Array(String)}": engines,
+            }
+        )
         begin = f"{self.divided.format('at_s', '{stretch_s:Int64}')} * {{stretch_s:Int64}}"
         # Sum up before measures are combined: a range of hours has many more minutes than intervals.
         sums = (
             f"SELECT {begin} AS begin_s, engine, connector, epoch, measure, {self.sum_of.format('value')} AS total"
-            f" FROM {self.table('savings')} WHERE step_s = {{step_s:UInt32}} AND at_s >= {{since_s:Int64}}"
-            " AND at_s < {until_s:Int64} GROUP BY begin_s, engine, connector, epoch, measure"
+            f" FROM {self.table('savings')} {conditions} GROUP BY begin_s, engine, connector, epoch, measure"
         )
         rows = self.ask(
             f"SELECT begin_s, engine, connector, epoch, {self.pairs} FROM ({sums})"
             " GROUP BY begin_s, engine, connector, epoch ORDER BY begin_s, engine, connector, epoch",
-            step_s=step_s,
             stretch_s=max(step_s, stretch_s),
-            since_s=since_ns // 10**9 // step_s * step_s,
-            until_s=-(-until_ns // 10**9),
+            **values,
         )
         return [
             SavingsRow(at_s=at_s, engine=engine, connector=connector, epoch=epoch, measures=self.measures_of(pairs))

@@ -366,7 +366,7 @@ def test_a_fleet_knows_how_its_engines_ended(tmp_path: Path) -> None:
     good = alive(f"{OPEN}\nend", recorder="other", engine="other")
     tracer.hear([*good, *goodbyes(good)])
     tracer.send()
-    client = TestClient(application(FleetProcess(tracer.fleet, Metrics().internal_errors), tracer.fleet, Metrics()))
+    client = TestClient(application(FleetProcess(tracer.fleet), tracer.fleet, Metrics()))
     engines = {each["engine"]: each for each in client.get("/api/fleet").json()["engines"]}
     assert {name: each["state"] for name, each in engines.items()} == {"engine": "died", "other": "drained"}
     assert (engines["engine"]["ended_by"], engines["engine"]["lost"]) == (TALE, 1)

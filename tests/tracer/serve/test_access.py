@@ -26,8 +26,8 @@ from wire import encoded
 
 from kvtrail.dashboard.client import Tracer as Client
 from kvtrail.dashboard.client import TracerAway
+from kvtrail.refused import Refused
 from kvtrail.tracer.serve.access import check_bind_address
-from kvtrail.tracer.serve.bind_address import Unsafe
 from kvtrail.tracer.serve.tokens import Access, Role, TokenFile, role_of
 from kvtrail.tracer.serve.watched_file import LOOK_AGAIN_S
 
@@ -133,7 +133,7 @@ def test_a_token_opens_its_own_role_alone(with_roles: Tracer, holder: str) -> No
         assert (answer.status_code != 403) == opened, (method, path)
         if not opened:
             assert answer.headers["www-authenticate"].endswith(f'scope="{role_of(method, path)}"')
-            assert answer.json() == {"detail": f"this token may not {role_of(method, path)}: use one that may"}
+            assert answer.json() == {"detail": f"this token may not {role_of(method, path)}: use a token that may"}
 
 
 @pytest.mark.parametrize("holder", [*Role, "every"])
@@ -189,7 +189,7 @@ def test_tokens_are_read_again_when_they_change(tmp_path: Path, caplog: pytest.L
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "some-name"])
 def test_nobody_listens_beyond_this_machine_by_mistake(host: str, tmp_path: Path) -> None:
-    with pytest.raises(Unsafe, match="set --token-file, or --insecure"):
+    with pytest.raises(Refused, match="set --token-file, or --insecure"):
         check_bind_address(host, None, insecure=False)
     check_bind_address(host, None, insecure=True)
     (tmp_path / "tokens").write_text("one")

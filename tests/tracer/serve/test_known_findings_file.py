@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from kvtrail.__main__ import main
+from kvtrail.refused import Refused
 from kvtrail.tracer.model.known import NEVER_NS, Known
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile, read
-from kvtrail.tracer.serve.watched_file import LOOK_AGAIN_S, Unusable
+from kvtrail.tracer.serve.watched_file import LOOK_AGAIN_S
 
 
 def written(path: Path, text: str) -> Path:
@@ -88,7 +89,7 @@ def test_an_end_is_a_day_or_a_time_in_utc(tmp_path: Path, until: str, ends_ns: i
     ],
 )  # fmt: skip
 def test_a_bad_file_is_refused_with_its_entry_and_the_reason(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(Unusable) as refused:
+    with pytest.raises(Refused) as refused:
         KnownFindingsFile(written(tmp_path / "known.yaml", text))
     assert said in str(refused.value)
     assert "known.yaml" in str(refused.value)

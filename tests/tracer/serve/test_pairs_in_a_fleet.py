@@ -166,7 +166,7 @@ def test_a_side_that_never_comes_leaves_the_pair_unknown(fleet: Fleet, side: str
     exchange(fleet)
     own = fleet[side]
     metrics = Metrics()
-    over_all = TestClient(application(FleetProcess(own.fleet, metrics.internal_errors), own.fleet, metrics))
+    over_all = TestClient(application(FleetProcess(own.fleet), own.fleet, metrics))
     of_sidecar = TestClient(application(own.pipeline, own.local, metrics))
     request = events[0].request
 
@@ -183,9 +183,8 @@ def test_a_side_that_never_comes_leaves_the_pair_unknown(fleet: Fleet, side: str
 
 def test_unanswered_questions_are_dropped(fleet: Fleet) -> None:
     hear(fleet, [event for event in recorded(STORIES["crossed"]) if event.engine == "d"])
-    others = fleet["d"].sender.others
-    assert others is not None
+    asked = fleet["d"].sender._remote_handoffs
     exchange(fleet)
-    assert others._asked
+    assert asked._asked
     exchange(fleet, rounds=int(ASKED_FOR_S // 60) + 2)
-    assert not others._asked
+    assert not asked._asked

@@ -24,7 +24,7 @@ CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestClient]:
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics())
     reader: Any = SqliteReader(tmp_path / "s.db")
-    fleet = FleetProcess(reader, pipeline.errors)
+    fleet = FleetProcess(reader)
     yield TestClient(application(pipeline if request.param == "sidecar" else fleet, reader, Metrics()))
     pipeline.close()
 

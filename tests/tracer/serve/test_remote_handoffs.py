@@ -10,7 +10,7 @@ from kvtrail.tracer.store.handoffs import HandoffRow
 
 
 class Judging:
-    """A judge with two hand-offs of its own."""
+    """The part of a pipeline that is asked: it has two hand-offs of its own."""
 
     def ingest_remote(self, those: Iterable[RemoteHandoff]) -> bool:
         assert [*those] == []
@@ -21,7 +21,7 @@ class Judging:
 
 
 class Store:
-    """A store that holds no events of others, and notes what it is asked for."""
+    """The part of a writer that is asked: a store that holds no events of others, and notes what it is asked for."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
@@ -33,7 +33,7 @@ class Store:
 
 def test_all_that_are_due_are_asked_for_at_once_and_each_again_after_a_longer_wait() -> None:
     now_s, store = [100.0], Store()
-    handoffs = RemoteHandoffs(Judging(), clock=lambda: now_s[0])
+    handoffs = RemoteHandoffs(Judging(), clock=lambda: now_s[0])  # type: ignore[arg-type]
     for now_s[0] in (100.0, 100.5, 101.0, 102.0, 103.0):
-        handoffs.ask(store)
+        handoffs.ask(store)  # type: ignore[arg-type]
     assert store.asked == [["a", "b"]] * 3, "at once, a second later, and two seconds after that"

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from history import START_NS, history
 from processes import until
-from stores import FleetTracer, clickhouse
+from stores import FleetTracer, clickhouse, last_number
 from traffic import Engine, served
 
 from kvtrail.tracer.serve import spool_sender
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.spool_sender import Sink, SpoolSender
+from kvtrail.tracer.serve.remote_handoffs import RemoteHandoffs
+from kvtrail.tracer.serve.spool_sender import SpoolSender
 from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Database
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
+from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
 from kvtrail.tracer.store.handoffs import HandoffRow
 
 S = 10**9
@@ -165,7 +167,7 @@ def test_a_full_spool_drops_the_oldest_and_counts_them(tmp_path: Path) -> None:
     assert len(tracer.spool.read(after=0, most_bytes=2**40)) == waiting.batches
     tracer.send()
     sent = {(span.trace_id, span.span_id) for _, span in tracer.fleet.tail(after=0, limit=100_000)}
-    assert 0 < len(sent) <= tracer.local.last_number() - waiting.dropped_spans
+    assert 0 < len(sent) <= last_number(tracer.local) - waiting.dropped_spans
     assert tracer.spool.waiting().batches == 0
     assert tracer.spool.waiting().dropped_spans == waiting.dropped_spans
 
@@ -177,10 +179,10 @@ class Away:
         self.is_there = False
         self.numbers: list[int] = []
 
-    def open(self) -> Sink:
+    def open(self) -> ClickHouseWriter:
         if not self.is_there:
             raise StoreError("cannot open the store: refused")
-        return self
+        return self  # type: ignore[return-value]  # it has the methods that the sender calls
 
     def ship(self, batches: Sequence[tuple[int, Batch]]) -> Sequence[Exception]:
         if not self.is_there:
@@ -199,9 +201,9 @@ def test_the_thread_waits_for_clickhouse_and_says_so(tmp_path: Path, monkeypatch
         monkeypatch.setattr(spool_sender, name, 0.01)
     tracer = FleetTracer(tmp_path, clickhouse())
     sink = Away()
-    sender = SpoolSender(tracer.spool, sink.open)
+    sender = SpoolSender(tracer.spool, sink.open, RemoteHandoffs(tracer.pipeline))
     metrics = Metrics()
-    metrics.watch_spool(sender)
+    metrics.watch_spool(tracer.spool)
 
     def value(name: str) -> float | None:
         return metrics.registry.get_sample_value(f"kvtrail_spool_{name}")

@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from kvtrail.__main__ import main
+from kvtrail.refused import Refused
 from kvtrail.tracer.serve.tenants import TenantNames, read
-from kvtrail.tracer.serve.watched_file import LOOK_AGAIN_S, Unusable
+from kvtrail.tracer.serve.watched_file import LOOK_AGAIN_S
 
 ADAPTER = SimpleNamespace(lora_name="sql")
 RED, DIGITS = "5a17c0ffee5a17c0", "0123456712345671"
@@ -46,7 +47,7 @@ def test_a_file_maps_digests_to_names(tmp_path: Path) -> None:
 )
 def test_a_bad_file_is_refused_with_its_name_and_the_reason(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path / "tenants.yaml", text)
-    with pytest.raises(Unusable) as refused:
+    with pytest.raises(Refused) as refused:
         TenantNames(path)
     assert said in str(refused.value)
     assert "tenants.yaml" in str(refused.value)

@@ -87,7 +87,7 @@ def test_a_damaged_row_that_was_met_is_counted_once_and_everybody_who_watches_he
         client.get("/api/requests").raise_for_status()
     assert "kvtrail_store_damaged_rows 1.0" in client.get("/metrics").text
     probe, health = client.get("/readyz"), client.get("/api/health").json()
-    said = "the store has 1 damaged row (requests), left out of answers: `kvtrail store verify` says what is damaged"
+    said = "the store has 1 damaged row (requests), left out of answers: `kvtrail store verify` lists the damage"
     assert (probe.status_code, probe.json()["status"], health["status"]) == (200, "ok", "ok")
     assert probe.json()["damage"] == health["damage"]
     assert health["damage"].startswith(said)

@@ -38,7 +38,7 @@ def serve_without_room(path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (INDEX_BYTES, hard))
     pipeline = Pipeline(SqliteWriter(path), Metrics(), resume=False)
     client = TestClient(application(pipeline, SqliteReader(path), pipeline.metrics))
-    pipeline.resume()
+    pipeline.recovery.run()
     for number in range(2):
         assert [each["request"] for each in client.get("/api/requests").raise_for_status().json()] == [
             "before-0123abcd"

@@ -18,6 +18,7 @@ from evicted_story import ABOUT, CHUNK
 from evicted_story import STORY as EVICTED
 from history import history
 from processes import Tracer, until
+from stores import last_number
 from traffic import Engine, served
 from wire import encoded
 
@@ -75,7 +76,7 @@ def run(path: Path, payloads: list[bytes], killed_at: int | None = None, *, at_a
     if killed_at is not None:
         writer._db.set_trace_callback(look)
     pipeline = Pipeline(writer, Metrics(), grace_ns=0, resume=False)
-    pipeline.resume()
+    pipeline.recovery.run()
     for number, payload in enumerate(payloads):
         pipeline.ingest(payload, transport="http")
         if number == 1:
@@ -139,7 +140,7 @@ def test_what_comes_while_rows_are_written_is_not_forgotten_without_its_own(
     payloads, path = batches(), tmp_path / "s.db"
     run(tmp_path / "undisturbed.db", payloads)
     pipeline = Pipeline(SqliteWriter(path), Metrics(), grace_ns=0, rows_every_ns=10**18, resume=False)
-    pipeline.resume()
+    pipeline.recovery.run()
     for payload in payloads[:3]:
         pipeline.ingest(payload, transport="http")
     write_rows = pipeline.storage.write_rows
@@ -176,7 +177,7 @@ def test_a_rebuild_makes_of_the_log_what_was_derived(tmp_path: Path) -> None:
         "have no row",
     ):
         assert fault in said
-    assert rebuild(path) == SqliteReader(path).last_number()
+    assert rebuild(path) == last_number(SqliteReader(path))
     assert list(upkeep.verify(path)) == []
     assert derived(path) == wanted
     assert SqliteReader(path).requests(search="chat-0001")

@@ -98,11 +98,13 @@ def test_what_was_set_aside_leaves_before_the_bound_is_broken(tmp_path: Path, ca
 def test_a_store_larger_than_its_new_bound_shrinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtrail.tracer.store.sqlite.store.SMALLEST_VACUUM", 4)
     path = tmp_path / "s.db"
-    receiving, writer = pipeline(path, 64 * MIB)
+    receiving, _ = pipeline(path, 64 * MIB)
     for _ in range(40):
         receiving.ingest(incompressible(500), transport="grpc")
     assert taken(path) > 20 * MIB
-    sum(writer.prune(before_ns=0, most_bytes=12 * MIB))
+    receiving.close()
+    receiving, writer = pipeline(path, 12 * MIB)
+    sum(writer.prune(before_ns=0))
     receiving.ingest(incompressible(500), transport="grpc")
     assert SqliteReader(path).tail(after=40 * 500, limit=10)
     receiving.close()

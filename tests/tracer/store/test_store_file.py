@@ -13,6 +13,7 @@ from evicted_story import ABOUT, CHUNK
 from evicted_story import STORY as EVICTED
 from history import history
 from msgspec.structs import replace
+from stores import last_number
 from wire import encoded
 
 from kvtrail.tracer.serve.metrics.metrics import Metrics
@@ -163,11 +164,10 @@ def test_the_oldest_leave_when_the_store_is_too_large_and_the_disk_gets_its_room
     monkeypatch.setattr("kvtrail.tracer.store.sqlite.store.SMALLEST_VACUUM", 4)
     path = tmp_path / "s.db"
     filled(path, 400, drifting=20)
-    writer, reader = SqliteWriter(path), SqliteReader(path)
     before = path.stat().st_size
-    bound = before * 2 // 3
     monkeypatch.setattr(quota, "_SHARED_BYTES", 0)
-    steps = list(writer.prune(before_ns=0, most_bytes=bound))
+    writer, reader = SqliteWriter(path, most_bytes=before * 2 // 3), SqliteReader(path)
+    steps = list(writer.prune(before_ns=0))
     assert max(steps) <= 64 * len(history(STORY)), "no step drops more than some chunks"
     left = {row["request"] for row in reader.requests(limit=1000)}
     assert 0 < len(left) < 400
@@ -176,8 +176,8 @@ def test_the_oldest_leave_when_the_store_is_too_large_and_the_disk_gets_its_room
     hear(Pipeline(writer, Metrics()), "latest", later_s=500)
     writer.close()
     assert path.stat().st_size < before * 0.8
-    again = SqliteWriter(path)
-    sum(again.prune(before_ns=0, most_bytes=1))
+    again = SqliteWriter(path, most_bytes=1)
+    sum(again.prune(before_ns=0))
     assert reader.findings() == []
 
 
@@ -223,13 +223,13 @@ def test_what_came_before_it_had_read_back_what_it_knew_is_judged_once(tmp_path:
     pipeline = Pipeline(writer, metrics, resume=False)
     pipeline.ingest(encoded(events[2:4]), transport="grpc")
     pipeline.tidy()
-    assert (SqliteReader(path).last_number(), SqliteReader(path).requests()[0]["lookups"]) == (4, 1)
+    assert (last_number(SqliteReader(path)), SqliteReader(path).requests()[0]["lookups"]) == (4, 1)
     writer.close()
     writer, metrics = SqliteWriter(path), Metrics()
     pipeline = Pipeline(writer, metrics, resume=False)
     pipeline.ingest(encoded(events[4:]), transport="grpc")
     pipeline.ingest(encoded(history(FINE, request="new-0123abcd", recorder="new")), transport="grpc")
-    pipeline.resume()
+    pipeline.recovery.run()
     pipeline.tidy()
     rows = {row["request"]: (row["complete"], row["verdict"]) for row in SqliteReader(path).requests()}
     assert rows == {"long-0123abcd": (True, "drift"), "new-0123abcd": (True, "ok")}
@@ -239,7 +239,7 @@ def test_what_came_before_it_had_read_back_what_it_knew_is_judged_once(tmp_path:
     at_once = Pipeline(SqliteWriter(whole), Metrics())
     at_once.ingest(encoded(events), transport="grpc")
     at_once.ingest(encoded(history(FINE, request="new-0123abcd", recorder="new")), transport="grpc")
-    ever = {"since_ns": 0, "until_ns": 2**62}
+    ever: dict[str, Any] = {"since_ns": 0, "until_ns": 2**62}
     assert SqliteReader(path).savings(**ever) == SqliteReader(whole).savings(**ever)
     at_once.tidy()
     causes = [[row["causes"] for row in SqliteReader(each).requests()] for each in (path, whole)]
@@ -310,7 +310,7 @@ def test_what_cannot_be_judged_for_a_moment_is_judged_then(tmp_path: Path, monke
         return following(after=after)
 
     monkeypatch.setattr(writer, "following", fails_at_first)
-    pipeline.resume()
+    pipeline.recovery.run()
     assert troubles[1] == "stored spans are not judged: disk I/O error"
     assert pipeline.trouble is None
     assert SqliteReader(tmp_path / "s.db").requests()[0]["verdict"] == "ok"
@@ -326,7 +326,7 @@ def test_a_sender_is_to_try_again_where_too_much_waits_to_be_judged(
     with pytest.raises(StoreError, match="has just started"):
         hear(pipeline, "second")
     assert pipeline.spans_behind == len(history(FINE))
-    pipeline.resume()
+    pipeline.recovery.run()
     assert pipeline.spans_behind == 0
     hear(pipeline, "second")
     assert len(SqliteReader(tmp_path / "s.db").requests()) == 2
@@ -367,4 +367,4 @@ def test_unwritten_rows_are_made_again_after_a_kill(tmp_path: Path, caplog: pyte
     }  # fmt: skip
     assert SqliteReader(path).totals()["findings"] == 1
     again.ingest(encoded(events[4:]), transport="grpc")
-    assert SqliteReader(path).last_number() == len(events) + 2 * len(history(FINE)), "it was known by its digest"
+    assert last_number(SqliteReader(path)) == len(events) + 2 * len(history(FINE)), "it was known by its digest"

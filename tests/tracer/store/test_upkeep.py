@@ -16,10 +16,10 @@ from test_store_file import filled, hear, overwrite, root_page
 from wire import encoded
 
 from kvtrail.__main__ import main
+from kvtrail.tracer.commands.audit import reader_of
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.opening import reader_of
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 S = 10**9
@@ -111,7 +111,7 @@ def test_a_store_in_use_is_verified_and_not_rebuilt(start_tracer: Callable[..., 
     post_all(tracer, [encoded(history("L 749 c0 h256 -> 256\nA 256\nend"))])
     assert store("verify", "--store", tracer.store).exit_code == 0
     in_use = store("rebuild", "--store", tracer.store)
-    assert (in_use.exit_code, "; end it first" in in_use.output, "--store" in in_use.output) == (2, True, False)
+    assert (in_use.exit_code, "; stop it first" in in_use.output, "--store" in in_use.output) == (2, True, False)
 
 
 def test_a_damaged_page_is_found(tmp_path: Path) -> None:
@@ -161,12 +161,12 @@ def test_a_damaged_log_is_not_rebuilt_unless_that_is_asked_for(tmp_path: Path) -
     found = store("verify", "--store", path)
     assert found.exit_code == 1
     assert "spans of the log cannot be read" in found.output
-    assert "`kvtrail store rebuild --force` judges what can still be read" in found.output
+    assert "`kvtrail store rebuild --force` judges the readable spans" in found.output
     refused = store("rebuild", "--store", path)
-    assert (refused.exit_code, "is not whole" in refused.output) == (2, True)
+    assert (refused.exit_code, "data is lost" in refused.output) == (2, True)
     assert sqlite3.connect(path).execute("SELECT count(*) FROM requests").fetchall() == [(rows,)]
     forced = store("rebuild", "--store", path, "--force")
-    assert (forced.exit_code, "what can be read of" in forced.output) == (0, True)
+    assert (forced.exit_code, "the readable ones of" in forced.output) == (0, True)
 
 
 def test_the_command_says_what_it_needs(tmp_path: Path) -> None:

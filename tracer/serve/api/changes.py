@@ -21,10 +21,7 @@ from kvtrail.tracer.model.tenants import OTHER, PLAIN
 from kvtrail.tracer.model.words import count, duration, percent
 from kvtrail.tracer.savings.changes import GroupChange, MeasureChange, Side, Sums, changes
 from kvtrail.tracer.savings.minute_sums import MINUTE_NS, interval_s
-from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines, Moment
-from kvtrail.tracer.serve.api.markers import every_marker
-from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
-from kvtrail.tracer.serve.api.process_state import Live
+from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines, Moment, Resolver
 from kvtrail.tracer.serve.tenants import TenantNames
 from kvtrail.tracer.store import Group, Selection
 from kvtrail.tracer.store.reader import Reader
@@ -73,41 +70,36 @@ class ChangesReport(BaseModel):
     changes: list[MeasureChange]
     """Amounts per minute, over all requests."""
     likely: list[LikelyCause]
-    """Probable causes of the change in computed tokens, the likeliest first."""
+    """Probable causes of the change in computed tokens, the most likely first."""
     engine_names: dict[str, str]
     """The engines' display names, by id."""
     tenant_names: dict[str, str]
     """The names of tenants among the groups, by digest, for tenants that have a name (`kvtrail serve --tenants`)."""
 
 
-def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNames) -> None:
+def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
     """Add the route to the router of `/api`."""
 
-    @api.get("/changes", summary="What changed at a moment, and which requests explain it")
+    @api.get("/changes", summary="Changes at a moment, and the requests that explain them")
     def changed(
         chosen: ChosenEngines,
-        at_ns: Annotated[int, Query(ge=1, le=MAX_NS, description="the moment that parts the range in two")],
+        resolver: Resolver,
+        at_ns: Annotated[int, Query(ge=1, le=MAX_NS, description="the moment that divides the range")],
         since_ns: Moment = None,
         until_ns: Moment = None,
     ) -> ChangesReport:
         until = time.time_ns() if until_ns is None else until_ns
         first, second = _ranges(at_ns, since_ns, until)
-        resolver = OutcomeResolver(process, reader)
-        models = {name: str(about["model"]) for name, about in resolver.engines.items()}
-        wanted = [name for name in models if chosen is None or name in chosen]
-
+        wanted = [engine for engine in resolver.engines if chosen is None or engine in chosen]
         prefixes = _prefixes(reader, (first, second), wanted)
 
         def side(ends: Ends, prefixes: Mapping[str, Sums]) -> Side:
-            rows = reader.savings(since_ns=ends[0], until_ns=ends[1]) if ends[0] < ends[1] else []
-            rows = [row for row in rows if row.engine in wanted]
+            rows = reader.savings(since_ns=ends[0], until_ns=ends[1], engines=wanted) if ends[0] < ends[1] else []
             return Side(rows, _minutes(ends), prefixes)
 
-        found = changes(side(first, prefixes[0]), side(second, prefixes[1]), models)
+        found = changes(side(first, prefixes[0]), side(second, prefixes[1]), resolver.models)
         moment = second[0]
-        marked = every_marker(
-            resolver, reader, since_ns=first[1] - BEFORE_NS, until_ns=moment + AFTER_NS, chosen=wanted
-        )
+        marked = resolver.markers(since_ns=first[1] - BEFORE_NS, until_ns=moment + AFTER_NS, chosen=wanted)
         tenant_names = tenants.among(
             {part.group: part for each in found for part in each.groups if part.dimension == "tenant"}
         )
@@ -118,7 +110,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
             likely=likely_causes(
                 found, marked, at_ns=moment, since_ns=first[1], name=resolver.name, tenant_names=tenant_names
             ),
-            engine_names={name: str(about["name"]) for name, about in resolver.engines.items()},
+            engine_names=resolver.names,
             tenant_names=tenant_names,
         )
 
@@ -168,8 +160,8 @@ def likely_causes(
     tenant_names: Mapping[str, str],
 ) -> list[LikelyCause]:
     """Probable causes of the difference in computed tokens between the time until `since_ns` (by default `at_ns`) and the
-    time from `at_ns` on, the likeliest first. `name` returns an engine's display name; `tenant_names` are those of tenants. A
-    marker ranks higher if its engine's requests, or its effects, make up the change."""
+    time from `at_ns` on, the most likely first. `name` returns an engine's display name, and `tenant_names` has the names of
+    tenants. A marker ranks higher if its engine's requests, or its effects, make up the change."""
     by_measure = {each.measure: each for each in changes}
     computed, asked = by_measure.get("computed"), by_measure.get("asked")
     found = [

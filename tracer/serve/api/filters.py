@@ -56,6 +56,14 @@ ChosenEngines = Annotated[list[str] | None, Depends(_chosen)]
 """The engines that a query selects by `engine`, `service`, `node` and `model`; None if it has none of these parameters."""
 
 
+def _resolver(request: Request) -> OutcomeResolver:
+    return OutcomeResolver(request.app.state.process, request.app.state.reader)
+
+
+Resolver = Annotated[OutcomeResolver, Depends(_resolver)]
+"""The states of engines at the time of the query. A query has one, however many of its parameters need it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestFilter:
     """Selects requests.
@@ -72,7 +80,7 @@ class RequestFilter:
 def _filter(
     request: Request,
     chosen: ChosenEngines,
-    outcome: Annotated[Outcome | None, Query(description="how they ended")] = None,
+    outcome: Annotated[Outcome | None, Query(description="outcome of the requests")] = None,
     where: Annotated[str, Query(max_length=1000, description=_ABOUT)] = "",
 ) -> RequestFilter:
     try:
@@ -80,8 +88,7 @@ def _filter(
     except BadCondition as error:
         raise HTTPException(400, f"where: {error}") from error
     if outcome is not None:
-        state = request.app.state
-        conditions += (OutcomeResolver(state.process, state.reader).condition(outcome),)
+        conditions += (_resolver(request).condition(outcome),)
     return RequestFilter(chosen, conditions)
 
 
@@ -90,36 +97,17 @@ Where = Annotated[RequestFilter, Depends(_filter)]
 reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskedFindings:
-    """The requested findings.
-
-    Attributes:
-        which: the filter that selects them.
-        resolver: the states of engines, and the known findings, used for the selection.
-    """
-
-    which: FindingFilter
-    resolver: OutcomeResolver
-
-    def in_range(self, *, length_ns: int) -> tuple[FindingFilter, int, int]:
-        """The filter with the requested range, by default the range of this length that ends now; and the ends of the
-        range."""
-        since, until = moments(self.which.since_ns, self.which.until_ns, length_ns=length_ns)
-        return replace(self.which, since_ns=since, until_ns=until), since, until
-
-
-def _asked(
+def _findings(
     request: Request,
+    resolver: Resolver,
     chosen: ChosenEngines,
     rule: str = "",
     severity: str = "",
     connector: str = "",
-    known: Annotated[bool | None, Query(description="only the known ones, or only the others")] = None,
+    known: Annotated[bool | None, Query(description="only known findings, or only others")] = None,
     since_ns: Moment = None,
     until_ns: Moment = None,
-) -> AskedFindings:
-    state = request.app.state
+) -> FindingFilter:
     which = FindingFilter(
         rule=rule,
         severity=severity,
@@ -128,13 +116,12 @@ def _asked(
         since_ns=since_ns,
         until_ns=until_ns,
     )
-    resolver = OutcomeResolver(state.process, state.reader)
     if known is not None:
-        every = (each.place for each in state.reader.sightings())
+        every = (each.place for each in request.app.state.reader.sightings())
         places = [place for place in every if resolver.known.of(place) is not None]
         which = replace(which, only=places) if known else replace(which, but=places)
-    return AskedFindings(which, resolver)
+    return which
 
 
-Findings = Annotated[AskedFindings, Depends(_asked)]
+Findings = Annotated[FindingFilter, Depends(_findings)]
 """The findings that an API query selects."""

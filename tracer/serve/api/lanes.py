@@ -66,7 +66,7 @@ class LaneColumns(BaseModel):
 def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     """Add the route to the router of `/api`."""
 
-    @api.get("/lanes", summary="The requests in a window of time, with their phases, findings and gaps")
+    @api.get("/lanes", summary="Requests in a time window, with their phases, findings and gaps")
     def lanes(
         from_ns: Moment,
         to_ns: Moment,
@@ -113,7 +113,7 @@ def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> L
     gaps = [(r.engine, gap) for r in recorders for gap in r.gaps.within(window.from_ns, window.to_ns)]
     marks = [f for f in reader.marks(window, lanes, limit=MAX_MARKS) if f["first_ns"] <= window.to_ns]
     findings = OutcomeResolver(process, reader).findings(marks) if marks else []
-    died = deaths(reader.launches(since_ns=window.from_ns, until_ns=window.to_ns))
+    died = deaths(reader.launches(), since_ns=window.from_ns, until_ns=window.to_ns)
     engines = sorted({r.engine for r in recorders} | {lane.engine for lane in lanes} | {d["engine"] for d in died})
     names = reader.names()
     lane_numbers = {(lane.engine, lane.request): number for number, lane in enumerate(lanes)}

@@ -117,13 +117,13 @@ Selected = Annotated[Selection, Depends(_selected)]
 def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
     """Add the routes to the router of `/api`."""
 
-    @api.get("/latency", summary="How long requests took, over time: percentiles and a heat map")
+    @api.get("/latency", summary="Request durations over time: percentiles and a heat map")
     def latency(which: Selected, of: Of = Time.DURATION) -> Latency:
         step_ns = max(1, -(-(which.before_ns - which.since_ns) // MAX_STRETCHES))
         counted = reader.durations(which, of=of, step_ns=step_ns)
         return latency_of(counted, which, of=of, step_ns=step_ns, requests=reader.count(which))
 
-    @api.get("/latency/measures", summary="How long requests spent in each phase, and why their tokens were computed")
+    @api.get("/latency/measures", summary="Time that requests spent in each phase, and their tokens by cause")
     def measures(which: Selected) -> Measures:
         counts = {
             of: {number: count for _, number, count in reader.durations(which, of=of, step_ns=MAX_NS)} for of in TIMES

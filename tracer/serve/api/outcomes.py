@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from kvtrail.tracer.liveness.engine import EngineState, Launch, at_present, last_launches
+from kvtrail.tracer.liveness.markers import of_launches
 from kvtrail.tracer.liveness.request_outcome import impact_of, of_ending, outcome_of
 from kvtrail.tracer.model.conditions import AMONG, ENDING, Condition
 from kvtrail.tracer.model.known import KnownFindings, place_of
+from kvtrail.tracer.model.markers import Marker
 from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
@@ -19,6 +21,8 @@ from kvtrail.tracer.store import Selection
 from kvtrail.tracer.store.reader import Reader
 from kvtrail.tracer.store.request_rows import StoredRequest
 
+MOST_OF_A_KIND = 2_000
+"""Maximum number of stored markers that are read for each kind, the latest first."""
 _OF_ENGINE = ("service", "model")
 """The fields of a request that describe its engine."""
 
@@ -29,13 +33,17 @@ class OutcomeResolver:
 
     Attributes:
         engines: each engine's `name`, its description, and its number of `open` requests, from the store.
+        names, models: display names and models of the engines, by id.
         launches: each engine's last launch in its current state.
+        every_launch: the same and all earlier launches.
         known: the known findings.
     """
 
     def __init__(self, process: Live, reader: Reader) -> None:
         self._reader = reader
         self.engines = reader.engines()
+        self.names = {engine: str(about["name"]) for engine, about in self.engines.items()}
+        self.models = {engine: str(about["model"]) for engine, about in self.engines.items()}
         stored = reader.launches()
         self._causes = {launch.cause.id for launch in stored if launch.cause is not None}
         last, heard, noted, now_ns = last_launches(stored), process.running(), reader.heard(), time.time_ns()
@@ -50,11 +58,13 @@ class OutcomeResolver:
             )
             for engine, about in self.engines.items()
         }
+        present = (*stored, *self.launches.values())
+        self.every_launch = list({(each.engine, each.launch): each for each in present}.values())
         self.known = KnownFindings(process.known_findings.content, self.engines, at_ns=now_ns)
 
     def name(self, engine: str) -> str:
         """An engine's display name."""
-        return str(self.engines[engine]["name"]) if engine in self.engines else engine
+        return self.names.get(engine, engine)
 
     def state(self, engine: str) -> EngineState:
         """The state of an engine."""
@@ -88,7 +98,7 @@ class OutcomeResolver:
                 **finding,
                 "known": None if (known := self.known.of(place_of(finding))) is None else known.as_dict(),
                 "engine_name": self.name(finding["engine"]),
-                "model": self.engines.get(finding["engine"], {}).get("model", ""),
+                "model": self.models.get(finding["engine"], ""),
             }
             for finding in self.impacts(findings)
         ]
@@ -96,7 +106,7 @@ class OutcomeResolver:
     def impacts(self, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Findings with their impact (`did`)."""
         requests = {(finding["engine"], finding["request"]) for finding in findings if finding["request"]}
-        known = self._reader.outcomes(requests) if requests else {}
+        known = self._reader.outcomes(requests)
         outcomes = {key: self.outcome_of(key[0], *about) for key, about in known.items()}
         return [
             {
@@ -123,6 +133,14 @@ class OutcomeResolver:
             counts[of_ending(Outcome(ending), self.state(engine))] += count
         return counts
 
+    def markers(self, *, since_ns: int, until_ns: int, chosen: Collection[str] | None = None) -> list[Marker]:
+        """The single markers of a range; with `chosen`, only markers of these engines."""
+        every = [
+            *of_launches(self.every_launch, self.engines, since_ns=since_ns, until_ns=until_ns),
+            *self._reader.markers(since_ns=since_ns, until_ns=until_ns, limit=MOST_OF_A_KIND),
+        ]
+        return [each for each in every if chosen is None or each.engine in chosen]
+
     def condition(self, outcome: Outcome) -> Condition:
         """The store's conditions for requests with this outcome: a store knows how requests ended."""
         meant = (
@@ -138,7 +156,11 @@ class OutcomeResolver:
         return outcome_of(status, reason, self.state(engine))
 
 
-def deaths(launches: Iterable[Launch]) -> list[dict[str, Any]]:
-    """The launches that died, as JSON-ready data."""
-    died = sorted((each for each in launches if each.state is EngineState.DIED), key=lambda each: each.ended_ns or 0)
-    return [{"engine": d.engine, "at_ns": d.ended_ns, "ended_by": d.ended_by, "lost": d.lost} for d in died]
+def deaths(launches: Iterable[Launch], *, since_ns: int, until_ns: int) -> list[dict[str, Any]]:
+    """The launches that died in a time range, including its end, as JSON-ready data."""
+    died = [
+        {"engine": each.engine, "at_ns": each.ended_ns, "ended_by": each.ended_by, "lost": each.lost}
+        for each in launches
+        if each.state is EngineState.DIED and each.ended_ns is not None and since_ns <= each.ended_ns <= until_ns
+    ]
+    return sorted(died, key=lambda death: death["at_ns"])

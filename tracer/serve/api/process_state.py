@@ -10,7 +10,6 @@ from kvtrail.tracer.detect.retained_blocks import RetainedHandoff
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import CONTACT_NS, EngineState, last_launches
 from kvtrail.tracer.liveness.recorders import Recorders
-from kvtrail.tracer.serve.errors import InternalErrors
 from kvtrail.tracer.serve.known_findings import KnownFindingsFile
 from kvtrail.tracer.serve.receive.engines import NOTE_ENGINE_NS
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
@@ -25,16 +24,13 @@ _REPORTS = (EngineState.RUNNING, EngineState.NOT_OBSERVED)
 class FleetProcess:
     """The state of a process that receives no spans itself, and shows the data that the sidecars of a fleet stored."""
 
-    def __init__(
-        self, reader: ClickHouseReader, errors: InternalErrors, known_findings: KnownFindingsFile | None = None
-    ) -> None:
+    def __init__(self, reader: ClickHouseReader, known_findings: KnownFindingsFile | None = None) -> None:
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
         self.spans_stored = self.events_missing = self.spans_behind = 0
         self.recorders = Recorders()
         self.handoffs = HandOffs()
         self.kept: list[RetainedHandoff] = []
-        self.errors = errors
         self.known_findings = known_findings or KnownFindingsFile()
         self._reader = reader
 

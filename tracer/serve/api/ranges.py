@@ -1,4 +1,4 @@
-"""API routes about a time range: its findings, the effect of the offload, and whether something is wrong.
+"""API routes about a time range: its findings and markers, the effect of the offload, and whether something is wrong.
 
 An answer grows with the resolution of the range, not with the size of the store.
 """
@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from kvtrail.tracer.capacity.memory_curves import MemoryCurve, memory_curves
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.liveness.engine import EngineState
-from kvtrail.tracer.liveness.markers import BEFORE_NS
+from kvtrail.tracer.liveness.markers import BEFORE_NS, joined
+from kvtrail.tracer.model.grouping import by_key
+from kvtrail.tracer.model.markers import MarkerKind
 from kvtrail.tracer.savings.cause_sums import lacking_of, tenants_of
 from kvtrail.tracer.savings.minute_sums import HOUR_S, SavingsRow, interval_s
 from kvtrail.tracer.savings.sums import Savings, prefill_rates, savings_of
 from kvtrail.tracer.serve.api import regressions, status
-from kvtrail.tracer.serve.api.filters import DAY_NS, ChosenEngines, Findings, Moment, moments
-from kvtrail.tracer.serve.api.markers import every_marker
-from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
+from kvtrail.tracer.serve.api.filters import ChosenEngines, Findings, Moment, Resolver, moments
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.api.requests import Limit
 from kvtrail.tracer.serve.api.rule_summaries import RuleSummary, rule_summaries
@@ -34,6 +34,10 @@ from kvtrail.tracer.store.reader import Reader
 
 MAX_STRETCHES = 60
 """Maximum number of intervals in a trend."""
+STEPS = 120
+"""Markers of one kind are merged if their distance is less than this share of the range: their lines would touch."""
+_KINDS = "kinds of markers; by default all except resets, which are named where they explain a change"
+HOUR_NS = HOUR_S * 10**9
 Order = Literal["latest", "oldest"]
 """The order of findings, by the time at which they were last seen."""
 
@@ -49,7 +53,7 @@ class FindingsTrend(BaseModel):
 
 
 class SavingsReport(BaseModel):
-    """The effect of the offload in a time range. `tracer/savings/sums.py` explains the numbers of each part."""
+    """The effect of the offload in a time range. `kvtrail.tracer.savings.sums.Savings` explains the numbers of each part."""
 
     since_ns: int
     until_ns: int
@@ -97,14 +101,15 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
 
     @api.get("/findings", summary="Findings, latest or oldest first")
     def findings(
-        asked: Findings, request: str = "", order: Order = "latest", limit: Limit = 100
+        which: Findings, resolver: Resolver, request: str = "", order: Order = "latest", limit: Limit = 100
     ) -> list[dict[str, Any]]:
-        which = replace(asked.which, request=request)
-        return asked.resolver.findings(reader.findings(which, limit=limit, oldest_first=order == "oldest"))
+        found = reader.findings(replace(which, request=request), limit=limit, oldest_first=order == "oldest")
+        return resolver.findings(found)
 
-    @api.get("/findings/trend", summary="The number of findings by rule and time")
-    def trend(asked: Findings) -> FindingsTrend:
-        which, since, until = asked.in_range(length_ns=DAY_NS)
+    @api.get("/findings/trend", summary="Number of findings by rule and time")
+    def trend(which: Findings) -> FindingsTrend:
+        since, until = moments(which.since_ns, which.until_ns)
+        which = replace(which, since_ns=since, until_ns=until)
         step_ns = max(1, -(-(until - since) // MAX_STRETCHES))
         counts = Counter[tuple[int, str, str]]()
         for place, severity, at_ns, number in reader.finding_counts(which, step_ns=step_ns):
@@ -119,16 +124,14 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
             ],
         )
 
-    @api.get("/efficiency", summary="What the offload saved over a range of time")
+    @api.get("/efficiency", summary="Savings of the offload in a time range")
     def efficiency(
         chosen: ChosenEngines, connector: str = "", since_ns: Moment = None, until_ns: Moment = None
     ) -> SavingsReport:
         since, until = moments(since_ns, until_ns)
         fine_s = interval_s(since, until)
         stretch_s = max(fine_s, -(-(until - since) // 10**9 // MAX_STRETCHES // fine_s) * fine_s)
-        rows = reader.savings(since_ns=since, until_ns=until, stretch_s=stretch_s)
-        if chosen is not None:
-            rows = [row for row in rows if row.engine in chosen]
+        rows = reader.savings(since_ns=since, until_ns=until, stretch_s=stretch_s, engines=chosen)
         report = savings_report(rows, connector=connector, since_ns=since, until_ns=until, stretch_s=stretch_s)
         known = reader.engines()
         of_range = {engine: known[engine] for engine in report.choices["engines"] if engine in known}
@@ -137,38 +140,54 @@ def add_routes(api: APIRouter, process: Live, reader: Reader, tenants: TenantNam
         report.choices["models"] = sorted({each["model"] for each in of_range.values() if each["model"]})
         return report
 
-    @api.get("/findings/rules", summary="The findings of a range by rule, and what they did")
-    def by_rule(asked: Findings) -> list[RuleSummary]:
-        which, _, _ = asked.in_range(length_ns=HOUR_S * 10**9)
-        return rule_summaries(reader, asked.resolver, which)
+    @api.get("/findings/rules", summary="Findings of a time range by rule, and their impact")
+    def by_rule(which: Findings, resolver: Resolver) -> list[RuleSummary]:
+        since, until = moments(which.since_ns, which.until_ns, length_ns=HOUR_NS)
+        return rule_summaries(reader, resolver, replace(which, since_ns=since, until_ns=until))
 
-    @api.get("/status", summary="Whether something is wrong, in sentences, and the findings by rule")
-    def answer(chosen: ChosenEngines, since_ns: Moment = None, until_ns: Moment = None) -> Status:
-        since, until = moments(since_ns, until_ns, length_ns=HOUR_S * 10**9)
-        range_, resolver = Range(since_ns=since, until_ns=until), OutcomeResolver(process, reader)
+    @api.get("/markers", summary="Deploys, restarts, deaths, resets and drops in a time range")
+    def marked(
+        chosen: ChosenEngines,
+        resolver: Resolver,
+        kind: Annotated[list[MarkerKind] | None, Query(description=_KINDS)] = None,
+        since_ns: Moment = None,
+        until_ns: Moment = None,
+    ) -> list[dict[str, Any]]:
+        """Each has the fields of `kvtrail.tracer.model.markers.Marker`, and the engine's display name (`engine_name`).
+        Markers of one kind that are close to each other are merged: `at_ns` is that of the first, and `engine` is empty if
+        they belong to several engines."""
+        since, until = moments(since_ns, until_ns, length_ns=HOUR_NS)
+        every = resolver.markers(since_ns=since, until_ns=until, chosen=chosen)
+        asked = [each for each in every if (each.kind in kind if kind else each.kind is not MarkerKind.RESET)]
+        together = sorted(
+            joined(asked, resolver.names, step_ns=max(1, (until - since) // STEPS)), key=lambda each: each.at_ns
+        )
+        return [{**asdict(each), "engine_name": resolver.name(each.engine)} for each in together]
+
+    @api.get("/status", summary="Problems of a time range in sentences, and its findings by rule")
+    def answer(chosen: ChosenEngines, resolver: Resolver, since_ns: Moment = None, until_ns: Moment = None) -> Status:
+        since, until = moments(since_ns, until_ns, length_ns=HOUR_NS)
+        range_ = Range(since_ns=since, until_ns=until)
         rules = rule_summaries(reader, resolver, FindingFilter(engines=chosen, since_ns=since, until_ns=until))
-        rows = [row for row in reader.savings(since_ns=since, until_ns=until) if chosen is None or row.engine in chosen]
-        launches = [*reader.launches(since_ns=since, until_ns=until)]
-        launches += (each for each in resolver.launches.values() if each.state is EngineState.LOST_CONTACT)
-        unique = {(each.engine, each.launch): each for each in launches if chosen is None or each.engine in chosen}
+        rows = reader.savings(since_ns=since, until_ns=until, engines=chosen)
+        launches = [each for each in resolver.every_launch if chosen is None or each.engine in chosen]
 
         def place(engine: str) -> str:
             name, pod = resolver.name(engine), resolver.engines.get(engine, {}).get("pod", "")
             return f"{name} (pod {pod})" if pod and pod not in name else name
 
-        models = {engine: str(about["model"]) for engine, about in resolver.engines.items()}
         statements = [
-            *status.of_launches(unique.values(), range_, place),
+            *status.of_launches(launches, range_, place),
             *status.of_rules(rules),
             *regressions.of_sums(
                 rows,
                 range_,
-                every_marker(resolver, reader, since_ns=since - BEFORE_NS, until_ns=until, chosen=chosen),
+                resolver.markers(since_ns=since - BEFORE_NS, until_ns=until, chosen=chosen),
                 place,
-                models=models,
+                models=resolver.models,
                 step_s=interval_s(since, until),
             ),
-            *regressions.without_hits(rows, place, models),
+            *regressions.without_hits(rows, place, resolver.models),
             *status.of_stores(rows, place),
             *status.of_lost_spans(_missing(process, chosen, range_), place),
             *status.of_damage(damage.sentence()),
@@ -198,10 +217,7 @@ def savings_report(
     chosen = [row for row in every if connector in ("", row.connector)]
 
     def parts(key: Callable[[SavingsRow], Any]) -> list[tuple[Any, Savings]]:
-        by_key: dict[Any, list[SavingsRow]] = {}
-        for row in chosen:
-            by_key.setdefault(key(row), []).append(row)
-        return [(name, savings_of(by_key[name], rates=rates)) for name in sorted(by_key)]
+        return [(name, savings_of(part, rates=rates)) for name, part in sorted(by_key(chosen, key).items())]
 
     measures = Counter[str]()
     for row in chosen:

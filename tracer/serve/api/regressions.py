@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from kvtrail.tracer.liveness.markers import near
 from kvtrail.tracer.model.causes import REUSED, Cause
+from kvtrail.tracer.model.grouping import by_key
 from kvtrail.tracer.model.markers import Marker, MarkerKind
 from kvtrail.tracer.model.words import percent, some
 from kvtrail.tracer.savings.cause_sums import causes_of
@@ -90,9 +91,7 @@ def of_sums(
         models: the engines' models, by id.
         step_s: the length of a row, in seconds.
     """
-    by_engine: dict[str, list[SavingsRow]] = {}
-    for row in rows:
-        by_engine.setdefault(row.engine, []).append(row)
+    by_engine = by_key(rows, lambda row: row.engine)
     every = list(_splits(_since_the_beginning(rows, models)))
     statements: list[Statement] = []
     for worse in (_HITS_FELL, _PREFILL_ROSE):

@@ -22,8 +22,7 @@ from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.handoffs import HandOffs
 from kvtrail.tracer.liveness.engine import FINAL, EngineState
 from kvtrail.tracer.model.findings import Finding, Unknown
-from kvtrail.tracer.serve.api.filters import MAX_NS, Where
-from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
+from kvtrail.tracer.serve.api.filters import MAX_NS, Resolver, Where
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.store import FindingFilter, Sort
 from kvtrail.tracer.store.reader import Reader
@@ -95,7 +94,7 @@ class HandoffLink(BaseModel):
 
 class Timeline(BaseModel):
     """A request's current account, its steps in order, its hand-offs to or from other engines, and its findings. `outcome` is
-    one of `kvtrail.tracer.liveness.request_outcome.Outcome`, and `reason` is vLLM's finish reason."""
+    one of `kvtrail.tracer.model.outcomes.Outcome`, and `reason` is vLLM's finish reason."""
 
     request: dict[str, Any]
     steps: list[TimelineStep]
@@ -122,26 +121,30 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
 
     @api.get(
         "/requests",
-        summary="Requests, latest first, or sorted otherwise, or those similar to another",
+        summary="Requests: the latest first, in another order, or similar to a given request",
         response_model=list[dict[str, Any]],
     )
     def requests(
         which: Where,
+        resolver: Resolver,
         search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
         status: str = "",
         verdict: str = "",
         since_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started at or after")] = None,
-        before_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started before: the next page")] = None,
-        sort: Annotated[Sort, Query(description="the most first")] = Sort.LATEST,
-        near: Annotated[str, Query(description="id of a request: those similar to it, the most similar first")] = "",
+        before_ns: Annotated[
+            int | None, Query(ge=0, le=MAX_NS, description="started before: for the next page")
+        ] = None,
+        sort: Annotated[Sort, Query(description="in descending order")] = Sort.LATEST,
+        near: Annotated[
+            str, Query(description="id of a request: selects similar requests, the most similar first")
+        ] = "",
         near_engine: Annotated[str, Query(description="engine of that request")] = "",
         limit: Limit = 100,
     ) -> Response:
-        resolver = OutcomeResolver(process, reader)
         if near:
             one = account_of(near, near_engine)
-            model = resolver.engines.get(one.engine, {}).get("model", "")
-            same = [name for name, about in resolver.engines.items() if about["model"] == model]
+            model = resolver.models.get(one.engine, "")
+            same = [engine for engine, served in resolver.models.items() if served == model]
             found = similar_requests(reader, one, engines=same, limit=limit)
         else:
             found = reader.requests(
@@ -158,9 +161,9 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         answers = (b"%s,%s" % (each.body[:-1], _to_json(resolver.about(each))[1:]) for each in found)
         return Response(b"[%s]" % b",".join(answers), media_type="application/json")
 
-    @api.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")
-    def request(request_id: str, engine: str = "") -> Timeline:
-        account, resolver = account_of(request_id, engine), OutcomeResolver(process, reader)
+    @api.get("/requests/{request_id:path}", summary="One request: its timeline, with the account at each step")
+    def request(request_id: str, resolver: Resolver, engine: str = "") -> Timeline:
+        account = account_of(request_id, engine)
         spans = reader.spans_of(account)
         shown = timeline(account.account() | resolver.about(account), spans, resolver.findings(findings_of(account)))
         events = list(map(decode.event_of, spans))
@@ -177,7 +180,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
                     link.gone_ns = launch.began_ns if is_next else launch.ended_ns if is_over else None
         return shown
 
-    @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
+    @api.get("/otlp", summary="Spans of a request as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
     def spans(request: str, engine: str = "") -> Response:
         account = account_of(request, engine)
         own, findings = reader.spans_of(account), findings_of(account)

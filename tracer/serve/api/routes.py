@@ -15,7 +15,7 @@ from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 
 from kvtrail import __version__
-from kvtrail.tracer.detect.retained_blocks import RetainedHandoff
+from kvtrail.tracer.model.grouping import by_key
 from kvtrail.tracer.rules import pages
 from kvtrail.tracer.serve.access import OnlyWithToken
 from kvtrail.tracer.serve.allowed_hosts import OnlyAllowedHosts
@@ -23,13 +23,11 @@ from kvtrail.tracer.serve.api import (
     changes,
     lanes,
     latency,
-    markers,
     ranges,
     requests,
     waste,
 )
-from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines
-from kvtrail.tracer.serve.api.outcomes import OutcomeResolver
+from kvtrail.tracer.serve.api.filters import MAX_NS, ChosenEngines, Resolver
 from kvtrail.tracer.serve.api.process_state import Live
 from kvtrail.tracer.serve.api.requests import Limit
 from kvtrail.tracer.serve.errors import Where
@@ -143,7 +141,7 @@ def application(
 
     @app.exception_handler(sqlite3.DatabaseError)
     def damaged(request: Request, error: sqlite3.DatabaseError) -> JSONResponse:
-        process.errors.count(Where.API, error, f"{request.url.path} is not answered")
+        metrics.internal_errors.count(Where.API, error, f"{request.url.path} is not answered")
         return JSONResponse({"detail": f"the store cannot be read: {error}"}, status_code=UNAVAILABLE)
 
     @app.exception_handler(OverflowError)
@@ -154,7 +152,7 @@ def application(
 
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> JSONResponse:
-        process.errors.count(Where.API, error, f"{request.url.path} is not answered")
+        metrics.internal_errors.count(Where.API, error, f"{request.url.path} is not answered")
         return JSONResponse({"detail": f"an error in kvtrail itself: {type(error).__name__}"}, status_code=500)
 
     app.state.reader, app.state.process = reader, process
@@ -165,9 +163,8 @@ def application(
     ranges.add_routes(api, process, reader, names)
     waste.add_routes(api, reader, names)
     lanes.add_routes(api, process, reader)
-    markers.add_routes(api, process, reader)
     latency.add_routes(api, reader, names)
-    changes.add_routes(api, process, reader, names)
+    changes.add_routes(api, reader, names)
     app.include_router(api)
 
     @app.get("/metrics", tags=["Prometheus"], summary="Metrics for Prometheus")
@@ -179,11 +176,11 @@ def application(
 
 
 def _add_probes(app: FastAPI, process: Live) -> None:
-    @app.get("/healthz", tags=["Probes"], summary="Whether the process works: for a liveness probe")
+    @app.get("/healthz", tags=["Probes"], summary="Liveness probe: the process works")
     def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/readyz", tags=["Probes"], summary="Whether it stores what it is sent: for a readiness probe")
+    @app.get("/readyz", tags=["Probes"], summary="Readiness probe: the process can store spans")
     def readyz() -> JSONResponse:
         # A damaged row affects one answer, but taking the sidecar out of service would lose every span: so it is only
         # reported.
@@ -212,7 +209,7 @@ def _add_routes(api: APIRouter, process: Live, sender: SpoolSender | None, reade
             for recorder in most_telling[:MAX_ROWS]
         ]
 
-    @api.get("/health", summary="Whether the tracer is alive, which recorders it hears, and what is missing")
+    @api.get("/health", summary="State of the tracer: its store, its recorders, and missing events")
     def health() -> Health:
         return Health(
             status=process.trouble or "ok",
@@ -223,19 +220,16 @@ def _add_routes(api: APIRouter, process: Live, sender: SpoolSender | None, reade
             recorders=recorders(),
         )
 
-    @api.get("/totals", summary="How many requests and findings are stored, and their tokens")
+    @api.get("/totals", summary="Number of stored requests and findings, and their tokens")
     def totals() -> dict[str, int]:
         return reader.totals()
 
-    @api.get("/fleet", summary="The engines and their recorders, and how completely their events arrive")
-    def fleet(chosen: ChosenEngines) -> Fleet:
-        resolver = OutcomeResolver(process, reader)
+    @api.get("/fleet", summary="Engines and their recorders, and the completeness of their events")
+    def fleet(chosen: ChosenEngines, resolver: Resolver) -> Fleet:
         known = resolver.engines
         if chosen is not None:
             known = {name: known[name] for name in chosen if name in known}
-        by_engine: dict[str, list[dict[str, Any]]] = {}
-        for recorder in recorders():
-            by_engine.setdefault(recorder["engine"], []).append(recorder)
+        by_engine = by_key(recorders(), lambda each: each["engine"])
         latest_first = [*known][::-1]
         named = sorted(latest_first, key=lambda name: name not in by_engine)
         return Fleet(
@@ -250,10 +244,10 @@ def _add_routes(api: APIRouter, process: Live, sender: SpoolSender | None, reade
                 for name in sorted(named[:MAX_ROWS])
             ],
             known=len(known),
-            **handed_over(process, reader.names(), chosen),
+            **handed_over(process, resolver.names, chosen),
         )
 
-    @api.get("/rules", summary="The rules")
+    @api.get("/rules", summary="Rules")
     def rules() -> list[dict[str, str]]:
         return [
             {
@@ -292,10 +286,8 @@ def handed_over(
         if flow.handoffs and (chosen is None or giver in chosen or taker in chosen)
     ]
     pools = {recorder.engine: recorder.pool_blocks for recorder in process.recorders.values() if recorder.pool_blocks}
-    by_pair: dict[tuple[str, str, str], list[RetainedHandoff]] = {}
-    for each in process.kept:
-        if chosen is None or each.engine in chosen:
-            by_pair.setdefault((each.engine, each.taker, each.state), []).append(each)
+    of_chosen = (each for each in process.kept if chosen is None or each.engine in chosen)
+    by_pair = by_key(of_chosen, lambda each: (each.engine, each.taker, each.state))
     kept: list[dict[str, Any]] = [
         {
             "engine": engine,

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
 
 from kvtrail.tracer.model.findings import WORST_FIRST, Severity
+from kvtrail.tracer.model.grouping import by_key
 from kvtrail.tracer.model.known import Sighting, place_of
 from kvtrail.tracer.model.outcomes import HARM, Impact
 from kvtrail.tracer.rules import pages
@@ -34,7 +36,7 @@ class FindingCounts(BaseModel):
     healed: int
     """Number of these findings that the guard healed every time."""
     harmed: int
-    """Number of these findings whose request failed or was lost, or whose engine died of it."""
+    """Number of these findings that did harm: their request failed or was lost, or they caused the death of an engine."""
 
 
 class RuleSummary(FindingCounts):
@@ -67,7 +69,7 @@ def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilt
         {**each, "is_known": known.of(place_of(each)) is not None}
         for each in resolver.impacts(reader.findings_in_brief(which, limit=LOOKED_AT))
     ]
-    times = _times(_meeting(which, reader.sightings()))
+    times = _times(reader.sightings(replace(which, severity="", since_ns=None, until_ns=None)))
     summaries = []
     for rule, number in counts.items():
         own = [each for each in findings if each["rule"] == rule]
@@ -88,28 +90,11 @@ def rule_summaries(reader: Reader, resolver: OutcomeResolver, which: FindingFilt
 _UNTIMED = {"first_ns": 0, "last_ns": 0}
 
 
-def _meeting(which: FindingFilter, sightings: Iterable[Sighting]) -> list[Sighting]:
-    """The sightings that the filter selects."""
-    only, but = (None if places is None else {*places} for places in (which.only, which.but))
-    return [
-        each
-        for each in sightings
-        if which.rule in ("", each.place.rule)
-        and which.connector in ("", each.place.connector)
-        and (which.engines is None or each.place.engine in which.engines)
-        and (only is None or each.place in only)
-        and (but is None or each.place not in but)
-    ]
-
-
 def _times(sightings: Iterable[Sighting]) -> dict[str, dict[str, int]]:
     """When each rule was first and last seen."""
-    by_rule: dict[str, list[Sighting]] = {}
-    for each in sightings:
-        by_rule.setdefault(each.place.rule, []).append(each)
     return {
         rule: {"first_ns": min(each.first_ns for each in some), "last_ns": max(each.last_ns for each in some)}
-        for rule, some in by_rule.items()
+        for rule, some in by_key(sightings, lambda each: each.place.rule).items()
     }
 
 

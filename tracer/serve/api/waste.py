@@ -52,10 +52,12 @@ class WasteReport(BaseModel):
 def add_routes(api: APIRouter, reader: Reader, tenants: TenantNames) -> None:
     """Add the route to the router of `/api`."""
 
-    @api.get("/waste", summary="What was computed although a cache had held it: by whom, and which requests")
+    @api.get(
+        "/waste", summary="Tokens that were computed although a cache had held them, by tenant, prefix and request"
+    )
     def waste(
         chosen: ChosenEngines, tenant: str = "",
-        prefix: Annotated[str, Query(description="as `by_prefix` names it")] = "",
+        prefix: Annotated[str, Query(description="a `prefix` of `by_prefix`")] = "",
         since_ns: Moment = None, until_ns: Moment = None,
     ) -> WasteReport:  # fmt: skip
         since, until = moments(since_ns, until_ns)

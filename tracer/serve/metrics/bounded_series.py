@@ -6,7 +6,11 @@ that has not reported for long are removed, which frees a slot for another engin
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from kvtrail.tracer.serve.metrics.durations import Durations
 
 OTHER = "other"
 """The label value that all further names share."""
@@ -14,12 +18,7 @@ MAX_ENGINES = 64
 MAX_CONNECTORS = 32
 
 
-class Metric(Protocol):
-    """A metric with labels."""
-
-    def labels(self, *values: str) -> Any: ...
-
-    def remove(self, *values: str) -> None: ...
+Metric = Counter | Gauge | Histogram | Durations
 
 
 class Series:

@@ -17,8 +17,8 @@ GAUGES = {
     ),
     "engine_recorders": (
         (
-            "Recorders of the engine that are not known to have ended: one for each process. Those that sent "
-            "an end record do not count, nor those that are terminated."
+            "Recorders of the engine, one for each process. Recorders that sent an end record, or count as "
+            "terminated, are not included."
         ),
         (),
     ),
@@ -51,14 +51,14 @@ GAUGES = {
     "handoffs_kept": (
         (
             "Hand-offs for which the engine keeps blocks now. `state`: `unclaimed`, no request that takes it "
-            "is known; `waiting`, one is to load it; `loaded`, it is loaded and the blocks will be given "
-            "back; `abandoned`, the requests that were to load it have ended, or their loads have failed."
+            "is known; `waiting`, a request will load it; `loaded`, it is loaded and the blocks will be "
+            "freed; `abandoned`, the requests that should load it have ended, or their loads have failed."
         ),
         ("state",),
     ),
     "handoffs_kept_blocks": (
         (
-            "KV blocks that the engine keeps for hand-offs; where the recorder does not name them, as many as "
+            "KV blocks that the engine keeps for hand-offs; if the recorder does not name them, the number that "
             "the tokens fill."
         ),
         ("state",),
@@ -67,7 +67,7 @@ GAUGES = {
         ("Time since the request of the oldest kept hand-off ended, by the engine's own clock; 0 if there is none."),
         ("state",),
     ),
-    "pool_blocks": ("KV blocks of the engine's pool, as its recorder says.", ()),
+    "pool_blocks": ("KV blocks of the engine's pool, as its recorder reports.", ()),
 }
 """By name: a gauge's help text, and its labels besides `engine`. Ages are by the engine's own clock, so they stop growing
 when the engine stops reporting."""

@@ -50,7 +50,7 @@ from kvtrail.tracer.serve.errors import InternalErrors, Where
 from kvtrail.tracer.serve.metrics.bounded_series import OTHER, Series
 from kvtrail.tracer.serve.metrics.durations import TRACE_ID_LENGTH, Duration, Durations
 from kvtrail.tracer.serve.metrics.engine_gauges import GAUGES, KNOWN, NOT_KNOWN, EngineGauges
-from kvtrail.tracer.serve.spool_sender import SpoolSender
+from kvtrail.tracer.store.sqlite.spool import Spool
 
 disable_created_metrics()  # Prometheus does not need the `_created` series of each counter
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
@@ -109,11 +109,11 @@ class _ChecksCollector(Collector):
 
 
 class _SpoolCollector(Collector):
-    def __init__(self, sender: SpoolSender) -> None:
-        self._sender = sender
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        waiting = self._sender.spool.waiting()
+        waiting = self._spool.waiting()
         oldest_s = max(0.0, time.time() - waiting.oldest_ns / 1e9) if waiting.oldest_ns else 0.0
         yield GaugeMetricFamily(
             "kvtrail_spool_bytes",
@@ -208,13 +208,14 @@ class Metrics:
         )
         self.evicted = counter("evicted_chunks", "Chunks evicted from the connector's store.", _CONNECTOR)
         self.prompt_tokens = counter(
-            "prompt_tokens", (
-"Tokens of requests at their admissions, by the cause why they were reused or computed. `tier` is "
-"the cache concerned: `gpu` for vLLM's own, `store` or vLLM's name of the source for the "
-"connector's; else empty."
-),
+            "prompt_tokens",
+            (
+                "Tokens of requests at their admissions, by the cause why they were reused or computed. `tier` is "
+                "the cache concerned: `gpu` for vLLM's own; `store`, or vLLM's name of the source, for the "
+                "connector's; otherwise empty."
+            ),
             (*_CONNECTOR, "cause", "tier"),
-        )  # fmt: skip
+        )
         self.preemptions = counter("preemptions", "Preemptions of requests.", _CONNECTOR)
         self.requests = counter("requests", "Requests that ended, by vLLM's finish status.", (*_CONNECTOR, "outcome"))
         self.errors = counter(
@@ -248,13 +249,12 @@ class Metrics:
         self.handoffs = counter(
             "handoffs",
             (
-                'Hand-offs that ended. `side="gives"`: the engine gave the blocks back, since they had been '
-                "`read`, since the lease had `expired`, or `freed` for a reason that is not recorded: a worker in "
-                "another process may be heard after its scheduler, so that this counts only ten seconds later, by "
-                'heartbeats. `side="takes"`: a request `loaded` what was handed over, its load `failed`, it ended '
-                "without a load (`not_loaded`: aborted, or it needed nothing; while a load is under way, that "
-                "load's end decides), or it was refused, or its client left, before it was scheduled "
-                "(`declined`)."
+                'Hand-offs that ended. `side="gives"`: the engine freed the blocks, because they were `read`, '
+                "because the lease `expired`, or for a reason that is not recorded (`freed`; counted ten seconds "
+                "later, by heartbeats, since a worker in another process may report after its scheduler). "
+                '`side="takes"`: a request `loaded` the hand-off, its load `failed`, it ended without a load '
+                "(`not_loaded`: it was aborted or needed nothing; while a load is under way, the end of the load "
+                "decides), or it was refused or left by its client before it was scheduled (`declined`)."
             ),
             (*_CONNECTOR, "side", "outcome"),
         )
@@ -262,8 +262,8 @@ class Metrics:
             "findings",
             (
                 "Findings: one for each rule, request and epoch, however often it recurs. `known` is `true` if it "
-                "was a known finding when it was found, and `false` otherwise. One that turns out worse than it "
-                "seemed counts once more, with its new severity."
+                "was a known finding when it was found, and `false` otherwise. A finding that becomes more severe "
+                "counts once more, with its new severity."
             ),
             (*_CONNECTOR, "rule", "severity", "known"),
         )
@@ -295,11 +295,11 @@ class Metrics:
             counter(
                 "internal_errors",
                 (
-                    "Errors in kvtrail itself. `where` names what they cost: a rule's id its judgement; `decode`, "
-                    "`detector`, `account` and `engine` the judgement of a span; `phases`, `savings`, `rows` and "
-                    "`metrics` its display, `store` a row, `recall` open requests from before a restart, "
-                    "`finding_log` an exported finding, `tidy` a part of the cleanup, `ingest` a batch (the sender "
-                    "retries), `api` an answer. The log reports each once."
+                    "Errors in kvtrail itself. `where` names what each one affects: a rule's id, its judgement; `decode`, "
+                    "`detector`, `account` and `engine`, the judgement of a span; `phases`, `savings`, `rows` and "
+                    "`metrics`, its display; `store`, a row; `recall`, open requests from before a restart; "
+                    "`finding_log`, an exported finding; `tidy`, a part of the cleanup; `ingest`, a batch (the "
+                    "sender retries); `api`, an answer. The log reports each once."
                 ),
                 ("where",),
             )
@@ -315,8 +315,8 @@ class Metrics:
         self.events_conflicting = counter(
             "events_conflicting",
             (
-                "Events whose number another span of the same recorder has, too, or that the recorder cannot have "
-                "come to yet: two senders use one recorder's id."
+                "Events with a number that another span of the same recorder has as well, or that the recorder "
+                "cannot have reached yet: two senders use one recorder's id."
             ),
             ("engine",),
         )
@@ -430,9 +430,9 @@ class Metrics:
         """Add the counters of verdicts and of reasons, which are read when Prometheus scrapes."""
         self.registry.register(_ChecksCollector(checks, reasons))
 
-    def watch_spool(self, sender: SpoolSender) -> None:
+    def watch_spool(self, spool: Spool) -> None:
         """Add the metrics of the ClickHouse spool, which are read when Prometheus scrapes."""
-        self.registry.register(_SpoolCollector(sender))
+        self.registry.register(_SpoolCollector(spool))
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """The page in a format that the `accept` header allows, and its content type."""
@@ -513,7 +513,7 @@ class Metrics:
         if not isinstance(fact, Admitted):
             return
         lookup, alloc = fact.lookup, fact.event
-        epoch = _epoch(alloc)
+        epoch = RESUMED if alloc.epoch else FIRST
         counts.add(self.admissions, 1, epoch)
         counts.add(self.queried, max(0, lookup.total - lookup.computed), epoch)
         counts.add(self.local, lookup.computed, epoch)
@@ -666,7 +666,3 @@ class _Counts:
 def _exemplar(trace_id: str) -> dict[str, str] | None:
     """The exemplar that links a value to a trace; None if there is no trace id."""
     return {"trace_id": trace_id} if len(trace_id) == TRACE_ID_LENGTH else None
-
-
-def _epoch(event: Event) -> str:
-    return RESUMED if event.epoch else FIRST

@@ -18,13 +18,13 @@ from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.liveness.engine import Launch
 from kvtrail.tracer.liveness.launches import Change, Launches
 from kvtrail.tracer.liveness.markers import of_launches
-from kvtrail.tracer.liveness.recorders import Contact, Recorders, RecorderState
+from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
 from kvtrail.tracer.model.engines import described
 from kvtrail.tracer.serve.errors import Where
+from kvtrail.tracer.serve.known_findings import KnownHere
 from kvtrail.tracer.serve.metrics.bounded_series import OTHER
 from kvtrail.tracer.serve.metrics.engine_gauges import EngineGauges, engine_gauges
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive.known import KnownHere
 from kvtrail.tracer.serve.receive.receiving import MAX_RECORDERS, ReceivedRequest
 
 logger = logging.getLogger("kvtrail")
@@ -52,7 +52,7 @@ class Engines:
         """`stored` are the launches as last written, and `heard` the times at which their engines last reported, in Unix
         nanoseconds."""
         self.recorders = Recorders()
-        self.launches = Launches(stored, heard, at_ns=time.monotonic_ns(), on_changes=self._count_launches)
+        self.launches = Launches(stored, heard, at_ns=time.monotonic_ns())
         self.kept: list[RetainedHandoff] = []
         self._metrics = metrics
         self._noted: BoundedDict[str, int] = BoundedDict(MAX_RECORDERS)
@@ -61,10 +61,6 @@ class Engines:
         self._lost: Counter[str] = Counter()
         self._shown: dict[str, EngineGauges] = {}
         """The engines in the metrics."""
-
-    def running(self) -> set[str]:
-        """The engines that report; their open requests continue."""
-        return {recorder.engine for recorder in self.recorders.values() if recorder.contact is Contact.RUNNING}
 
     def descriptions(self, came: ReceivedRequest) -> dict[str, dict[str, str]]:
         """The engines' descriptions that the store has not recorded recently."""
@@ -85,7 +81,7 @@ class Engines:
             metrics.count_lost(event.engine, conflicting=1)
             if self._is_new(event.recorder, "conflict"):
                 recorder, engine = event.recorder[:LONGEST_UNKNOWN], event.engine[:LONGEST_UNKNOWN]
-                text = "two senders use the id %r of a recorder of engine %r, at number %s: what is known of it is incomplete"
+                text = "two senders use the id %r of a recorder of engine %r, at number %s: its history is incomplete"
                 logger.warning(text, recorder, engine, event.sequence)
         again = {id(event) for event in (*came.again, *doubted)}
         for resource, decoded in came.parts:
@@ -99,16 +95,13 @@ class Engines:
             self._count_unknown(resource, decoded)
         self._log(came)
 
-    def update(self) -> list[RecorderState]:
-        """Update which recorders still report; returns forgotten recorders."""
-        return self.recorders.update(at_ns=time.monotonic_ns())
-
     def update_launches(self, detector: Detector) -> None:
         """Update the state of the launches."""
         with self._metrics.internal_errors.caught(Where.TIDY):
-            self.launches.update(
+            changes = self.launches.update(
                 self.recorders, detector.accounts.values(), detector.findings, at_ns=time.monotonic_ns()
             )
+            self._count_launches(changes)
 
     def show(self, detector: Detector, known: KnownHere, *, now_ns: int) -> None:
         """Update the engines' metrics; known findings have their own label value."""
@@ -154,7 +147,7 @@ class Engines:
         if recorder is None:
             recorder = RecorderState.of(events[0], resource, at_ns=at_ns)
             self.recorders.add(recorder)
-            self._metrics.describe(recorder.engine, recorder.info)
+            self._metrics.describe(recorder.engine, recorder.info)  # with its first number, since alerts join them
             for misfit in decode.misfits(resource):
                 logger.warning("recorder %s: %s", id_, misfit)
             self._count_names(resource, decode.unknown_in_resource(resource), what="attribute")
@@ -187,7 +180,9 @@ class Engines:
             if recorder is not None:
                 recorder.count_unknown(short)
             if self._is_new("", short):
-                text = "%r, which kvtrail %r has recorded, is not known to this one: it is stored and counted, and not judged"
+                text = (
+                    "%r, recorded by kvtrail %r, is unknown to this version: it is stored and counted, but not judged"
+                )
                 logger.warning(text, short, version[:LONGEST_UNKNOWN] or "of another version")
 
     def _log(self, came: ReceivedRequest) -> None:

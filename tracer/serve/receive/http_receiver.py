@@ -27,7 +27,7 @@ WORKERS = 16
 MAX_WAITING = 256
 """Maximum number of bodies that are being received or wait."""
 LARGEST_WAITING = 16
-"""Number of largest bodies whose total size may be received or wait."""
+"""Bodies of the maximum size that fit into the memory for bodies that are being received or wait."""
 AGAIN = (429, 503)
 """Status codes after which a sender retries."""
 

@@ -50,7 +50,7 @@ class Busy(RuntimeError):
     """Too many requests are waiting."""
 
     def __init__(self) -> None:
-        super().__init__(f"too much waits to be stored: send it again after {RETRY_S} s")
+        super().__init__(f"too many requests wait to be stored: retry after {RETRY_S} s")
 
 
 class Intake:

@@ -9,7 +9,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.pairs import RemoteHandoff
@@ -20,8 +19,8 @@ from kvtrail.tracer.liveness.recorders import RecorderState
 from kvtrail.tracer.model.findings import Finding, Severity, Unknown, Verdict
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.finding_log import FindingLog
+from kvtrail.tracer.serve.known_findings import KnownHere
 from kvtrail.tracer.serve.metrics.metrics import Metrics
-from kvtrail.tracer.serve.receive.known import KnownHere
 from kvtrail.tracer.serve.receive.receiving import of_this_time
 from kvtrail.tracer.serve.receive.sums import Sums
 from kvtrail.tracer.store.handoffs import HandoffRow, heard_of, row_of
@@ -32,20 +31,12 @@ SLICE_NS = 50 * 10**6
 logger = logging.getLogger("kvtrail")
 
 
-class Clock(Protocol):
-    """The part of the module `time` that decides when missing events are given up; tests and rebuilds replace it."""
-
-    def time_ns(self) -> int: ...
-
-    def monotonic_ns(self) -> int: ...
-
-
 class Judge:
     """Judges events, in any order of arrival.
 
     Attributes:
         detector: the accounts and the findings.
-        savings: the sums to be written.
+        sums: the sums to be written.
         judged: the number of the last judged span.
         is_behind: whether there are stored spans that are not judged yet: after a start.
         is_recalling: whether accounts are still incomplete: after a start.
@@ -66,7 +57,7 @@ class Judge:
         *,
         max_requests: int,
         grace_ns: int,
-        clock: Clock,
+        clock: Callable[[], int],
         known: KnownHere,
         on_recalled: Callable[[Sequence[Event]], None] = lambda events: None,
         finding_log: FindingLog | None = None,
@@ -77,6 +68,7 @@ class Judge:
             lock: the lock of the pipeline.
             highest_numbers: the highest number of stored events, by recorder.
             grace_ns: how long to wait for missing events.
+            clock: the time in nanoseconds that decides when missing events are given up.
             on_recalled: called with stored events that are read back.
             finding_log: receives each new finding, and each finding that becomes more severe.
         """
@@ -88,13 +80,12 @@ class Judge:
         self.is_recalling, self.may_settle = log.last_number() > 0, True
         judged_before = highest_numbers if self.judged else {}
         self.sums = Sums(judged_before, self._errors)
-        self.savings = self.sums.savings
         self.detector = Detector(
             max_requests=max_requests,
             listener=self.sums.entered,
             on_fact=self.sums.sum_up,
             on_causes=self.sums.explain,
-            on_reset=self.sums.reset,
+            on_reset=self.sums.online_curve.reset,
             on_handoff=self._keep,
             on_handed_over=self.sums.handoff_ended,
             on_error=self._errors.count,
@@ -149,15 +140,15 @@ class Judge:
         """Stop waiting for events that have been missing for too long, and judge the events that waited for them, for at most
         `SLICE_NS`; returns whether more of them wait."""
         with self._errors.caught(Where.TIDY):
-            before_ns = self._clock.monotonic_ns() - self._grace_ns
+            before_ns = self._clock() - self._grace_ns
             self._take_findings(self.detector.settle(before_ns=before_ns, is_enough=self._slice()))
             return self.detector.is_unsettled
         return False
 
     def _slice(self) -> Callable[[], bool]:
-        """A function that says whether the time of a slice that begins now is over."""
-        until_ns = self._clock.monotonic_ns() + SLICE_NS
-        return lambda: self._clock.monotonic_ns() >= until_ns
+        """A function that returns whether the slice that begins now is over."""
+        until_ns = self._clock() + SLICE_NS
+        return lambda: self._clock() >= until_ns
 
     def ends_before(self, before_ns: int) -> bool:
         """Whether rows of requests must be written that ended before then and are about to be forgotten."""
@@ -175,20 +166,15 @@ class Judge:
             if last_ns := {recorder.id: recorder.last_ns for recorder in gone}:
                 self.detector.abandon(last_ns, semconv.LOST_CONTACT)
                 self.detector.forget_recorders(last_ns)
-                self.savings.forget(last_ns)
+                self.sums.savings.forget(last_ns)
                 self._mark_changed()
-
-    def take_dirty(self) -> dict[Key, None]:
-        """The requests whose rows must be written now."""
-        taken, self.dirty = self.dirty, {}
-        return taken
 
     def confirm(self, number: int) -> None:
         """Note that the changed findings and sums are stored, and the spans up to this number."""
-        self.savings.facts.clear()
+        self.sums.savings.facts.clear()
+        self.sums.savings.sums.clear()
         self.sums.handed_over.clear()
         self.sums.wasted.clear()
-        self.savings.sums.clear()
         self.changed.clear()
         self.handoffs.clear()
         if not self.is_behind:
@@ -258,13 +244,13 @@ class Judge:
         """Pass events to the detector; returns findings that are new or recurred. An event that makes the detector fail
         counts as lost."""
         try:
-            return self.detector.feed(events, at_ns=self._clock.monotonic_ns(), is_enough=self._slice())
+            return self.detector.feed(events, at_ns=self._clock(), is_enough=self._slice())
         except Exception as error:
             self._errors.count(Where.DETECTOR, error)
         findings: dict[str, Finding] = {}
         for event in events:  # one by one: events that it has entered are not entered again
             try:
-                self.detector.feed([event], at_ns=self._clock.monotonic_ns())
+                self.detector.feed([event], at_ns=self._clock())
             except Exception as error:
                 self._errors.count(Where.DETECTOR, error, f"span {event.span_id} is not judged")
                 account = self.detector.accounts.get((event.engine, event.request or ""))

@@ -12,19 +12,18 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 
-from kvtrail.tracer.detect.detector import GRACE_NS, MAX_REQUESTS, Detector
+from kvtrail.tracer.detect.detector import GRACE_NS, MAX_REQUESTS
 from kvtrail.tracer.detect.pairs import RemoteHandoff
 from kvtrail.tracer.detect.retained_blocks import RetainedHandoff
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ledger.handoffs import HandOffs
-from kvtrail.tracer.liveness.recorders import Recorders, RecorderState
+from kvtrail.tracer.liveness.recorders import Contact, RecorderState
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.finding_log import FindingLog
-from kvtrail.tracer.serve.known_findings import KnownFindingsFile
+from kvtrail.tracer.serve.known_findings import KnownFindingsFile, KnownHere
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.engines import Engines
-from kvtrail.tracer.serve.receive.judging import Clock, Judge
-from kvtrail.tracer.serve.receive.known import KnownHere
+from kvtrail.tracer.serve.receive.judging import Judge
 from kvtrail.tracer.serve.receive.receiving import Receiver
 from kvtrail.tracer.serve.receive.recovery import Recovery
 from kvtrail.tracer.serve.receive.storing import Storage
@@ -45,6 +44,8 @@ class Pipeline:
     """Processes requests of spans from any thread, one at a time.
 
     Attributes:
+        detector: the accounts and the findings.
+        recorders: recorders that report, or did lately.
         started_ns, last_received_ns: times of its start and of the last request; Unix nanoseconds.
     """
 
@@ -59,15 +60,16 @@ class Pipeline:
         grace_ns: int = GRACE_NS,
         rows_every_ns: int = 0,
         resume: bool = True,
-        clock: Clock | None = None,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         """The rows of requests are written with a batch or in tidying, at intervals of `rows_every_ns`. If `resume` is False,
-        the caller must call `resume()`. `clock` decides when missing events are given up and finished requests forgotten."""
+        the caller must call `recovery.run()`. `clock`, by default the monotonic one, decides when missing events are
+        given up and finished requests forgotten."""
         self.metrics, self.errors = metrics, metrics.internal_errors
         self.known_findings = known_findings or KnownFindingsFile()
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
-        self._clock: Clock = clock or time
+        self._clock = clock or time.monotonic_ns
         self._lock = lock = threading.RLock()
         self._writer = writer
         self._receiver = Receiver(writer.receipts(), writer.seen())
@@ -83,7 +85,9 @@ class Pipeline:
             on_recalled=self._receiver.recall,
             finding_log=finding_log,
         )
+        self.detector = self.judge.detector
         self.engines = Engines(writer.launches(), writer.heard(), metrics)
+        self.recorders = self.engines.recorders
         self.storage = Storage(
             writer,
             self.judge,
@@ -95,7 +99,7 @@ class Pipeline:
         )
         self.recovery = Recovery(writer, self.judge, self.storage, lock)
         if resume:
-            self.resume()
+            self.recovery.run()
         metrics.watch_checks(self.judge.checks, self.judge.unknown)
         metrics.watch("requests_open", self._open_requests)
 
@@ -142,8 +146,7 @@ class Pipeline:
 
         Call it about every second.
         """
-        now_ns = self._clock.time_ns()
-        before_ns = self._clock.monotonic_ns() - FORGET_FINISHED_NS
+        before_ns = self._clock() - FORGET_FINISHED_NS
         self._settle()
         with self._lock:
             is_last_time = self.judge.ends_before(before_ns)  # a forgotten request has no account to make a row from
@@ -154,14 +157,14 @@ class Pipeline:
         with self._lock:
             gone: list[RecorderState] = []
             with self.errors.caught(Where.TIDY):
-                gone = self.engines.update()
+                gone = self.recorders.update(at_ns=time.monotonic_ns())
             self._update_launches()  # before their lost requests are forgotten
             self.judge.forget(
                 before_ns=before_ns, unwritten=self.judge.dirty.keys() | self.storage.due.keys(), gone=gone
             )
             with self.errors.caught(Where.TIDY):
-                self.engines.show(self.detector, self.judge.known, now_ns=now_ns)
-        self.storage.write_launches()
+                self.engines.show(self.detector, self.judge.known, now_ns=time.time_ns())
+        self.storage.write_changes()
 
     def _settle(self) -> None:
         """Judge events that waited for events which never came, in slices, with requests and rows in between."""
@@ -174,12 +177,8 @@ class Pipeline:
                 self.storage.write_rows()
             _pause(PAUSE_S)
 
-    def resume(self, on_judged: Callable[[int], None] = lambda number: None) -> None:
-        """See `Recovery.run`."""
-        self.recovery.run(on_judged)
-
     def stop_resuming(self) -> None:
-        """Stop `resume`, which may run in another thread, soon: the next start continues it."""
+        """Stop the recovery, which may run in another thread, soon: the next start continues it."""
         self.judge.is_closing = True
 
     def close(self) -> None:
@@ -188,9 +187,9 @@ class Pipeline:
             with self._lock:
                 self._update_launches()
             self.storage.write_rows()
-            self.storage.write_launches()
+            self.storage.write_changes()
         with self._lock:
-            self.storage.close()
+            self._writer.close()
 
     def _update_launches(self) -> None:
         if not self.judge.is_behind:  # the loss of an engine is known once its requests are
@@ -200,15 +199,6 @@ class Pipeline:
         return len(self.detector.accounts) - len(self.detector.finished)
 
     # State for the API (`Live`).
-
-    @property
-    def detector(self) -> Detector:
-        """The detector: the accounts and the findings."""
-        return self.judge.detector
-
-    @property
-    def recorders(self) -> Recorders:
-        return self.engines.recorders
 
     @property
     def trouble(self) -> str | None:
@@ -243,4 +233,5 @@ class Pipeline:
         return self.detector.missing
 
     def running(self) -> set[str]:
-        return self.engines.running()
+        """The engines that report; their open requests continue."""
+        return {recorder.engine for recorder in self.recorders.values() if recorder.contact is Contact.RUNNING}

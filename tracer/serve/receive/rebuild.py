@@ -24,35 +24,24 @@ def rebuild(path: Path) -> int:
     try:
         writer = SqliteWriter(path)
     except StoreInUse:
-        raise StoreInUse(f"a tracer uses the store {path}; end it first") from None
+        raise StoreInUse(f"a tracer uses the store {path}; stop it first") from None
     writer.forget_derived()
-    clock = _TimeOfLog(writer.ended_ns(writer.beginning(after=0) + 1))
-    pipeline = Pipeline(writer, Metrics(), max_requests=MAX_REQUESTS, resume=False, clock=clock)
+    # The time is about that at which the batch that is judged next arrived: the end of its last span.
+    now_ns = writer.ended_ns(writer.beginning(after=0) + 1)
+    pipeline = Pipeline(writer, Metrics(), max_requests=MAX_REQUESTS, resume=False, clock=lambda: now_ns)
     spans = pipeline.spans_behind
 
     def judged(number: int) -> None:
-        clock.now_ns = max(clock.now_ns, writer.ended_ns(number + 1))
+        nonlocal now_ns
+        now_ns = max(now_ns, writer.ended_ns(number + 1))
         pipeline.tidy()
 
     try:
-        pipeline.resume(judged)
-        clock.now_ns += GRACE_NS + 1  # missing events will not arrive any more
+        pipeline.recovery.run(judged)
+        now_ns += GRACE_NS + 1  # missing events will not arrive any more
         pipeline.tidy()
         while writer.fold(some=True):
             pass
     finally:
         pipeline.close()
     return spans
-
-
-class _TimeOfLog:
-    """The approximate arrival time of the batch that is judged next: the end of its last span."""
-
-    def __init__(self, now_ns: int) -> None:
-        self.now_ns = now_ns
-
-    def time_ns(self) -> int:
-        return self.now_ns
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns

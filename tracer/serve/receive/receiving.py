@@ -31,7 +31,7 @@ AHEAD_NS = 24 * 3600 * 10**9
 MAX_RECORDERS = 100_000
 """Maximum number of recorders with remembered numbers; the least recently reporting one is forgotten first."""
 MAX_IDS_BYTES = 16 * 2**20
-"""Memory for the span ids of the latest events, of which there are then about a million."""
+"""Maximum memory for the span ids of the latest events: about a million."""
 _ID = 16
 """Length of a span id in characters."""
 _RUN_BYTES = 400
@@ -134,15 +134,15 @@ class Receiver:
         self._decoder = ProtobufDecoder()
         self._receipts: BoundedDict[bytes, None] = BoundedDict(MAX_RECEIPTS)
         self._receipts.update(dict.fromkeys(receipts))
-        self._numbers: BoundedDict[str, SeenNumbers] = BoundedDict(MAX_RECORDERS)
-        self._numbers.update({recorder: SeenNumbers.from_text(text) for recorder, (text, _) in numbers.items()})
-        self._heard_ns: BoundedDict[str, int] = BoundedDict(MAX_RECORDERS)
-        self._heard_ns.update({recorder: at_ns for recorder, (_, at_ns) in numbers.items()})
+        self._recorders: BoundedDict[str, tuple[SeenNumbers, int]] = BoundedDict(MAX_RECORDERS)
+        """The numbers of stored events, and the arrival time of the last one."""
+        for recorder, (text, heard_ns) in numbers.items():
+            self._recorders[recorder] = SeenNumbers.from_text(text), heard_ns
         self._ids = _SpanIds()
 
     def highest_numbers(self) -> dict[str, int]:
         """By recorder, the highest number that was received."""
-        return {recorder: numbers.last for recorder, numbers in self._numbers.items()}
+        return {recorder: numbers.last for recorder, (numbers, _) in self._recorders.items()}
 
     def receive(self, payload: bytes, digest: bytes) -> ReceivedRequest:
         """Decode a request with this digest, and compare it with what is stored. It counts as stored once it is confirmed.
@@ -166,10 +166,8 @@ class Receiver:
         """Note that a request is stored."""
         self._receipts[came.digest] = None
         for recorder, numbers in came.numbers.items():
-            self._numbers[recorder] = numbers
-            self._numbers.move_to_end(recorder)
-            self._heard_ns[recorder] = came.at_ns
-            self._heard_ns.move_to_end(recorder)
+            self._recorders[recorder] = numbers, came.at_ns
+            self._recorders.move_to_end(recorder)
         for run in came.runs:
             self._ids.add(*run)
 
@@ -195,17 +193,17 @@ class Receiver:
         """The first id of each number, computed on demand."""
         for recorder, run in groupby(events, key=attrgetter("recorder")):
             some = list(run)
+            stored, heard_ns = self._recorders.get(recorder) or (SeenNumbers(), 0)
             seen = came.numbers.get(recorder)
             if seen is None:
-                known = self._numbers.get(recorder)
-                seen = came.numbers[recorder] = SeenNumbers() if known is None else known.copy()
+                seen = came.numbers[recorder] = stored.copy()
             first = some[0].sequence
             if first == seen.last + 1 and [event.sequence for event in some] == list(range(first, first + len(some))):
                 seen.extend(len(some))  # the usual case: the next numbers
                 came.fresh += some
                 came.runs.append((recorder, first, _ids_of(some)))
                 continue
-            elapsed_ns = came.at_ns - self._heard_ns.get(recorder, 0)
+            elapsed_ns = came.at_ns - heard_ns
             for event in some:
                 number = event.sequence
                 if seen.last >= 0 and is_too_far(number, seen.last, elapsed_ns):

@@ -18,7 +18,7 @@ from kvtrail.tracer.store.sqlite.store import SqliteWriter
 logger = logging.getLogger("kvtrail")
 
 MANY_UNFINISHED = 1_000
-"""Number of requests from which reading them back takes a while; the log then says so."""
+"""Number of requests from which the log reports the recovery, since it takes a while."""
 MAX_BEHIND, WAIT_BEHIND_S = 50_000, 5.0
 """Maximum number of stored spans that are not judged; then senders wait, and are asked to retry after `WAIT_BEHIND_S`
 seconds."""
@@ -50,7 +50,7 @@ class Recovery:
             judge.sums.is_recalling = True
         if len(unfinished) > MANY_UNFINISHED:
             logger.info(
-                "reading %s unfinished requests back; spans that arrive meanwhile are stored and judged later",
+                "restoring %s unfinished requests; spans that arrive in the meantime are stored, and judged later",
                 len(unfinished),
             )
         with judge.recalling():
@@ -68,7 +68,7 @@ class Recovery:
                 logger.error("%s; trying again in %s s", self._storage.trouble, RESUME_S)
                 time.sleep(RESUME_S)
         if len(unfinished) > MANY_UNFINISHED and not judge.is_behind:
-            logger.info("all requests are read back, and all stored spans are judged")
+            logger.info("all requests are restored, and all stored spans are judged")
 
     def judge_stored(self) -> None:
         """Judge the next stored spans that are not judged yet. Raises StoreError."""
@@ -91,5 +91,5 @@ class Recovery:
         until_s = time.monotonic() + WAIT_BEHIND_S
         while self._storage.spans_behind >= MAX_BEHIND:
             if time.monotonic() >= until_s:
-                raise StoreError("the tracer has just started and reads back what it knew; try again")
+                raise StoreError("the tracer has just started and is restoring its state; try again")
             time.sleep(0.05)

@@ -101,19 +101,14 @@ class Storage:
         """Write the rows of the requests that have changed until now. Raises StoreError."""
         if self._judge.is_recalling:
             return
-        if self.due or self._judge.dirty or self._judge.savings.sums or self.trouble is not None:
+        if self.due or self._judge.dirty or self._judge.sums.savings.sums or self.trouble is not None:
             self.write(rows=True)
         while self.due:
             self.write(rows=True)
 
     def write_changes(self) -> None:
-        """Write changed findings and events of hand-offs, and retry failed writes. Raises StoreError."""
-        if self._judge.changed or self._judge.handoffs or self.trouble is not None:
-            self.write(rows=False)
-
-    def write_launches(self) -> None:
-        """Write changed launches. Raises StoreError."""
-        if self._launches.changed:
+        """Write changed findings, events of hand-offs and launches, and retry failed writes. Raises StoreError."""
+        if self._judge.changed or self._judge.handoffs or self._launches.changed or self.trouble is not None:
             self.write(rows=False)
 
     def catch_up(self) -> None:
@@ -153,7 +148,7 @@ class Storage:
         judge.read_back({key for key in keys if key[1] and key not in judge.detector.accounts})
         batch = Batch(
             chunk,
-            savings=judge.savings.sums.by_step(),
+            savings=judge.sums.savings.sums.by_step(),
             settled=settled,
             judged=judge.judged if judge.is_behind else None,
         )
@@ -182,7 +177,7 @@ class Storage:
             for marker in batch.markers:
                 self._marked[marker.id] = None
                 self._metrics.mark(marker)
-            self._metrics.count_batch(fresh, judge.savings.facts, judge.sums.handed_over)
+            self._metrics.count_batch(fresh, judge.sums.savings.facts, judge.sums.handed_over)
         judge.confirm(number)
         self._launches.changed.clear()
         self.spans += number - self.last_number
@@ -197,20 +192,16 @@ class Storage:
         if some:
             self._folded_at = time.monotonic_ns()
 
-    def prune(self, *, retain_ns: int, most_bytes: int | None = None) -> None:
-        """Drop data older than `retain_ns` from the store, and the oldest data if it exceeds `most_bytes`. Batches are
-        written in between."""
-        steps = self._writer.prune(before_ns=time.time_ns() - retain_ns, most_bytes=most_bytes)
+    def prune(self, *, retain_ns: int) -> None:
+        """Drop data older than `retain_ns` from the store, and the oldest data if it exceeds its quota. Batches are written
+        in between."""
+        steps = self._writer.prune(before_ns=time.time_ns() - retain_ns)
         self._in_steps(lambda: next(steps, None) is not None)
 
     def is_filling(self) -> bool:
         """Whether the store is close to its quota, and should be pruned early."""
         with self._lock:
             return self._writer.is_filling()
-
-    def close(self) -> None:
-        """Close the store."""
-        self._writer.close()
 
     def _in_steps(self, step: Callable[[], bool]) -> None:
         """Run a long task in steps, until a step reports that nothing is left to do."""
@@ -228,7 +219,8 @@ class Storage:
         if not due:
             return dict.fromkeys((finding.engine, finding.request) for finding in judge.changed.values()), None
         if not self.due:
-            self.due, self._due_number = judge.take_dirty(), number
+            self.due, self._due_number = judge.dirty, number
+            judge.dirty = {}
             self._rows_at = time.monotonic_ns() if self.due else self._rows_at
         rows = dict.fromkeys(islice(self.due, ROWS_AT_ONCE))
         for key in rows:

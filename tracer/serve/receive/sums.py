@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kvtrail.tracer.capacity.online_curve import STRETCH_S, OnlineMissRatioCurve
-from kvtrail.tracer.events.events import Event, Reset
+from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.facts import Breakdown, Fact
 from kvtrail.tracer.ledger.handoff_sums import HandedOver
@@ -22,6 +22,7 @@ class Sums:
         savings: the sums to be written.
         wasted: tokens that admissions recomputed, to be written.
         handed_over: the ends of hand-offs to be counted.
+        online_curve: the estimated hit rate at other store sizes.
         is_recalling: whether a start reads back events: these are already summed up, but are tracked, since later events are
             compared with them.
     """
@@ -32,7 +33,7 @@ class Sums:
         self.wasted: list[WastedTokens] = []
         self.handed_over: list[HandedOver] = []
         self.is_recalling = False
-        self._online_curve, self._errors = OnlineMissRatioCurve(), errors
+        self.online_curve, self._errors = OnlineMissRatioCurve(), errors
         self._summed_before = dict(summed_before)
         self._read_back: set[tuple[str, int]] = set()
 
@@ -63,10 +64,10 @@ class Sums:
             if self._read_back and (event.recorder, event.sequence) in self._read_back:
                 self.savings.recall(fact, account)
                 if self.is_recalling:
-                    self._online_curve.enter(fact)
+                    self.online_curve.enter(fact)
             else:
                 self.savings.enter(fact, account)
-                if measures := self._online_curve.enter(fact):
+                if measures := self.online_curve.enter(fact):
                     self.savings.sums.add(event, measures, stretch_s=STRETCH_S)
         except Exception as error:
             self._errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")
@@ -78,9 +79,9 @@ class Sums:
             if by.sequence > self._summed_before.get(by.recorder, -1):
                 self.savings.explain(breakdown)
                 self.wasted += wasted_of(breakdown)
-                self.savings.sums.add(event, self._online_curve.admitted(breakdown), stretch_s=STRETCH_S)
+                self.savings.sums.add(event, self.online_curve.admitted(breakdown), stretch_s=STRETCH_S)
             elif self.is_recalling:
-                self._online_curve.admitted(breakdown)
+                self.online_curve.admitted(breakdown)
         except Exception as error:
             self._errors.count(Where.SAVINGS, error, f"the causes of span {event.span_id} are not summed up")
 
@@ -88,7 +89,3 @@ class Sums:
         """Count a hand-off that has ended on one side, unless an earlier tracer has counted it."""
         if ended.event.sequence > self._summed_before.get(ended.event.recorder, -1):
             self.handed_over.append(ended)
-
-    def reset(self, event: Reset) -> None:
-        """Note that a connector's cache was reset."""
-        self._online_curve.reset(event)

@@ -6,13 +6,13 @@ from collections.abc import Collection
 from typing import Any
 
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.clickhouse import handoffs, lanes, measures, schema, spans
+from kvtrail.tracer.store.clickhouse import handoffs, lanes, schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.handoffs import HandoffRow
 from kvtrail.tracer.store.reader import Reader
 
 
-class ClickHouseReader(spans.SpanReader, lanes.LaneReader, measures.MeasureReader, Reader):
+class ClickHouseReader(spans.SpanReader, lanes.LaneReader, Reader):
     """The reading side over the data of all tracers."""
 
     pairs = "groupArray((measure, total))"

@@ -1,8 +1,8 @@
 """Lossless conversion of spans to rows of `otel_traces`, and back.
 
 In the exporter's schema all attribute values are texts. `Typed` names the attributes whose text is JSON: `s:` and the key
-for one of the span, `r:` of its resource, `e:` of its events. Rows of other programs have no such names: all their values
-are strings.
+for an attribute of the span, `r:` for one of its resource, and `e`, the number of the event and `:` for one of an event. Rows
+of other programs have no such names: all their values are strings.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ _NEAR_NS = 3600 * 10**9
 """Maximum time between a request's spans and its begin or end."""
 _LONGEST_NS = 24 * _NEAR_NS
 """Maximum duration of a span."""
-_KIND = {True: "Internal", False: "Unspecified"}
 
 
 def row_of(span: Span, number: int) -> tuple[Any, ...]:
@@ -57,7 +56,8 @@ def row_of(span: Span, number: int) -> tuple[Any, ...]:
     attributes = as_text(span.attributes, "s:")
     of_events = [as_text(event["attributes"], f"e{n}:") for n, event in enumerate(span.events)]
     return (
-        span.start_ns, span.trace_id, span.span_id, span.parent_id, span.name, _KIND[span.scope == semconv.SCOPE],
+        span.start_ns, span.trace_id, span.span_id, span.parent_id, span.name,
+        "Internal" if span.scope == semconv.SCOPE else "Unspecified",
         resource.get("service.name", ""), resource, span.scope, attributes, max(0, span.end_ns - span.start_ns),
         "Unset" if span.error is None else "Error", span.error or "",
         [min(event["time_ns"], LATEST_NS) for event in span.events], [event["name"] for event in span.events], of_events,

@@ -67,6 +67,8 @@ class ClickHouseWriter:
         measured = [row.measures for row in latest if row.measures is not None]
         wasted = [row for batch in every for row in batch.wasted]
         marked = [each for batch in every for each in batch.markers]
+        # A row for each name of a hand-off; an event is written again when its hand-off has a name.
+        handed = [(key, each) for batch in every for each in batch.handoffs if each.is_own for key in each.keys]
         self._insert("otel_traces", spans.COLUMNS, self._span_rows(every, unfit))
         self._insert("kvtrail_engines", _ENGINES, self._engine_rows(every))
         for table, columns, row_of, parts in (
@@ -76,9 +78,9 @@ class ClickHouseWriter:
             ("launches", (*engines.LAUNCH_COLUMNS, "tracer", "written"), self._launch_row, launched.values()),
             ("waste", (*WastedTokens._fields, *_WRITTEN), self._waste_row, wasted),
             ("markers", (*engines.MARKER_COLUMNS, "earliest"), _marker_row, marked),
+            ("handoffs", handoffs.COLUMNS, self._handoff_row, handed),
         ):
             self._insert(f"kvtrail_{table}", columns, _fitting(row_of, parts, unfit))
-        self._insert("kvtrail_handoffs", handoffs.COLUMNS, self._handoff_rows(every, unfit))
         summed = self._savings.rows(batches)
         self._insert(sums.TABLE, sums.COLUMNS, summed)
         self._savings.written(summed)
@@ -114,15 +116,6 @@ class ClickHouseWriter:
                     unfit.append(error)
         return rows
 
-    def _handoff_rows(self, batches: Iterable[Batch], unfit: list[Exception]) -> list[Row]:
-        """The rows of events with a known hand-off name; the others are written when it is known."""
-
-        def named(row: HandoffRow) -> Row:
-            return tuple(handoffs.rows_of(row, tracer=self._tracer, number=self._next))
-
-        events = _fitting(named, (row for batch in batches for row in batch.handoffs if row.is_own), unfit)
-        return [row for rows in events for row in rows]
-
     def _engine_rows(self, batches: Iterable[Batch]) -> list[Row]:
         """New descriptions of engines. A later description replaces an earlier one, except for its empty fields."""
         descriptions: dict[str, dict[str, Any]] = {}
@@ -152,6 +145,10 @@ class ClickHouseWriter:
 
     def _launch_row(self, launch: Launch) -> Row:
         return (*engines.launch_row(launch), self._tracer, self._next())
+
+    def _handoff_row(self, named: tuple[str, HandoffRow]) -> Row:
+        key, row = named
+        return (key, *(getattr(row, name) for name in handoffs.FIELDS), self._tracer, self._next())
 
     def _written(self, engine: str) -> Row:
         """The values of `_WRITTEN` for a row of this engine."""

@@ -52,20 +52,14 @@ class Database(queries.Database):
             db.close()
             self._local.db = None
 
-    def query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:
-        """The rows of a SELECT that meet all conditions of `where`. `values` are the values of its parameters, and `tail`
-        follows the conditions."""
-        clause = f" WHERE {' AND '.join(where)}" if where else ""
-        return self.rows(f"{select}{clause} {tail}", values)
-
     def table(self, name: str) -> str:
         return name
 
     def ask(self, select: str, **values: Any) -> list[Any]:
-        return self.rows(*translated(select, values))
+        return self.query(*translated(select, values))
 
-    def rows(self, select: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
-        """The rows of a whole SELECT."""
+    def query(self, select: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
+        """The rows of a SELECT in SQLite's own syntax, with these values for its parameters."""
         db = self.connection()
         return whatever_texts(db, lambda: db.execute(select, values).fetchall())
 

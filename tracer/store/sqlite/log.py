@@ -77,9 +77,7 @@ class Log:
         self._compress = zstandard.ZstdCompressor(level=_COMPRESSION, write_checksum=True).compress
 
     def append(self, chunk: Chunk) -> None:
-        """Append a chunk. Raises ValueError if it has no span, since it would have no number."""
-        if not chunk.spans:
-            raise ValueError("a chunk without a span")
+        """Append a chunk, which has at least one span: it would have no number otherwise."""
         keys = {request_key(*request) for request in chunk.requests}
         keys.update(map(trace_key, chunk.traces))
         keys.update(map(name_key, chunk.named))
@@ -131,7 +129,8 @@ class Log:
         return int(last_ns)
 
     def drop_oldest(self, chunks: int, *, before_ns: int) -> int:
-        """Drop those of the oldest chunks (this many are examined) that ended before; returns the number of their spans."""
+        """Examine this many of the oldest chunks, and drop the ones that ended before this time; returns the number of
+        dropped spans."""
         oldest = "number IN (SELECT number FROM chunks ORDER BY number LIMIT ?)"
         delete = f"DELETE FROM chunks WHERE {oldest} AND last_ns < ? RETURNING spans"
         dropped = self._db.execute(delete, (chunks, before_ns)).fetchall()
@@ -146,11 +145,6 @@ class Log:
             "INSERT INTO chunks (number, spans, last_ns, keys, body) VALUES (?, ?, ?, ?, ?)",
             (number, spans, last_ns, keys, self._compress(payload)),
         )
-
-
-def last_number(query: Query) -> int:
-    """The number of the last received span; 0 if there is none."""
-    return int(query("SELECT number FROM log_end")[0][0])
 
 
 def payloads_with(query: Query, keys: Collection[bytes]) -> Iterator[bytes]:
@@ -170,7 +164,6 @@ def places_of(query: Query, keys: Collection[bytes], *, from_stretch: int = 0) -
         "SELECT places.chunk, places.key FROM json_each(?) AS s CROSS JOIN json_each(?) AS k CROSS JOIN places"
         " ON places.stretch = s.value AND places.key = k.value"
         f" UNION ALL SELECT number, NULL {_FRESH} AND {_in_fresh(keys)}",
-        (),
         [to_text([*stretches]), wanted, *_sought(keys)],
     )
     found: dict[int, set[bytes] | None] = {}
@@ -203,12 +196,11 @@ def payload_at(query: Query, number: int) -> bytes:
 def parts(query: Query, *, after: int, since_ns: int = 0) -> Iterator[tuple[int, int, bytes]]:
     """Chunks in order, from the one with the span after `after`: the number of its first span, the number of its spans, and
     the spans as an `ExportTraceServiceRequest`. Chunks that ended before `since_ns` are skipped."""
-    begin = "number >= coalesce((SELECT max(number) FROM chunks WHERE number <= ?), 0)"
+    first = "coalesce((SELECT max(number) FROM chunks WHERE number <= ?), 0)"
     while rows := query(
-        "SELECT number, spans, body FROM chunks",
-        [begin, "number + spans - 1 > ?", "last_ns >= ?"],
+        f"SELECT number, spans, body FROM chunks WHERE number >= {first} AND number + spans - 1 > ? AND last_ns >= ?"
+        " ORDER BY number LIMIT 1",
         [after + 1, after, since_ns],
-        "ORDER BY number LIMIT 1",
     ):
         ((number, spans, body),) = rows
         yield number, spans, _decompressed(number, body)

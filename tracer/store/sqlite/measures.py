@@ -7,7 +7,7 @@ The table is separate from the accounts, so that requests of a time range can be
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -39,7 +39,6 @@ _PUT = (
 )
 _values = itemgetter(*COLUMNS, "request", "engine")
 _TOKENS = "CASE WHEN json_valid(tokens) THEN tokens END"
-_OF_CAUSE = f"coalesce({_TOKENS} ->> '{{}}', 0)"
 
 
 def put(db: sqlite3.Connection, rows: Iterable[RequestRow]) -> None:
@@ -53,17 +52,15 @@ def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
     db.execute("DELETE FROM request_measures WHERE started_ns >= ?", (since_ns,))
 
 
-def met(where: Iterable[Condition]) -> tuple[str, dict[str, Any]]:
-    """The SQL condition on `requests` that a request's measures meet these conditions, and the values of its parameters."""
-    conditions, values = all_of(measures.conditions(where, _OF_CAUSE))
-    of_row = "m.started_ns = requests.started_ns AND m.number = requests.number"
-    return f"EXISTS (SELECT 1 FROM request_measures AS m {conditions} AND {of_row})", values
-
-
 class MeasureReader(measures.MeasureReader, Database):
     """The part of `Reader` for the measures of requests."""
 
-    of_cause = _OF_CAUSE
+    of_cause = f"coalesce({_TOKENS} ->> '{{}}', 0)"
+
+    def met(self, where: Sequence[Condition]) -> tuple[str, dict[str, Any]]:
+        conditions, values = all_of(measures.conditions(where, self.of_cause))
+        of_row = "m.started_ns = requests.started_ns AND m.number = requests.number"
+        return f"EXISTS (SELECT 1 FROM request_measures AS m {conditions} AND {of_row})", values
 
     def tokens(self, which: Selection) -> dict[str, int]:
         selected, values = self.selected(which, f"CROSS JOIN json_each({_TOKENS}) AS t")

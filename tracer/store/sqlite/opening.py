@@ -50,21 +50,16 @@ def set_aside(path: Path, reason: str) -> None:
     for part in parts(path):
         if part.exists():
             part.rename(part.with_name(f"{part.name.replace(path.name, path.name + ending)}"))
-    _mark(path).unlink(missing_ok=True)
+    damage_mark(path).unlink(missing_ok=True)
     logger.error(
         "the store %s is damaged (%s). It is set aside as %s, and a new one begins. `sqlite3 %s .recover` prints what can be"
         " saved of it.", path, reason, f"{path.name}{ending}", f"{path.name}{ending}",
     )  # fmt: skip
 
 
-def note_damage(path: Path) -> None:
-    """Note that a store was found damaged while in use: it is set aside at the next start."""
-    _mark(path).touch()
-
-
-def has_damage(path: Path) -> bool:
-    """Whether that was noted."""
-    return _mark(path).exists()
+def damage_mark(path: Path) -> Path:
+    """The file that marks a store that was found damaged while in use: it is set aside at the next start."""
+    return path.with_name(f"{path.name}.damaged")
 
 
 def claim(path: Path) -> int:
@@ -114,7 +109,7 @@ def identify(db: sqlite3.Connection, path: Path) -> bool:
     if version != SCHEMA_VERSION:
         raise StoreError(f"{path} has schema {version}, and this kvtrail reads schema {SCHEMA_VERSION}; {_ELSEWHERE}")
     if differing := _differing(db):
-        raise StoreError(f"{path} is no store of schema {version} ({', '.join(differing)}); {_ELSEWHERE}")
+        raise StoreError(f"{path} is not a store of schema {version} ({', '.join(differing)}); {_ELSEWHERE}")
     return True
 
 
@@ -140,7 +135,9 @@ def _differing(db: sqlite3.Connection) -> list[str]:
 
 
 def check_file(path: Path) -> None:
-    """Check that a file is a readable store. Raises StoreError if it is not a store, or belongs to another kvtrail."""
+    """Check that a file is a readable store. Raises StoreError if there is none, or it belongs to another kvtrail."""
+    if not path.is_file():
+        raise StoreError(f"there is no store {path}")
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     try:
         identify(db, path)
@@ -170,7 +167,3 @@ def check(db: sqlite3.Connection, path: Path) -> bool:
             error.sqlite_errorname = "SQLITE_CORRUPT"
             raise error
     return is_store
-
-
-def _mark(path: Path) -> Path:
-    return path.with_name(f"{path.name}.damaged")

@@ -15,6 +15,8 @@ from kvtrail.tracer.store.sqlite.database import pragma
 
 logger = logging.getLogger("kvtrail")
 
+UNBOUNDED = 2**62
+"""The quota of a store that may take any size."""
 WAL_BYTES = 64 * 2**20
 """Maximum size of the WAL; a quarter of the quota, if that is less."""
 CHECKPOINT_PAGES = 4_000
@@ -32,29 +34,26 @@ _BUSY_MS = 100
 class Quota:
     """The quota of one store, on the connection of its only writer."""
 
-    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
-        self._db, self._path = db, path
+    def __init__(self, db: sqlite3.Connection, path: Path, most_bytes: int) -> None:
+        self._db, self._path, self._most_bytes = db, path, most_bytes
         self._wal = path.with_name(f"{path.name}-wal")
-        self._wal_bytes = WAL_BYTES
-        self._file_bytes: int | None = None
-        """Maximum size of the file; None while no quota is set."""
-        self._share_wal()
-
-    def bound(self, most_bytes: int) -> None:
-        """Set the quota. A file that is already larger keeps its size until rows are dropped."""
-        beside = self._files_beside(int(most_bytes * ASIDE))
         self._wal_bytes = min(WAL_BYTES, most_bytes // 4)
-        self._file_bytes = max(most_bytes - beside - self._wal_bytes - _SHARED_BYTES, most_bytes // 8)
-        self._share_wal()
-        self._db.execute(f"PRAGMA max_page_count={self._file_bytes // pragma(self._db, 'page_size')}").fetchall()
+        pages = max(1, min(CHECKPOINT_PAGES, self._wal_bytes // 2 // pragma(db, "page_size")))
+        db.execute(f"PRAGMA wal_autocheckpoint={pages}").fetchall()
+        db.execute(f"PRAGMA journal_size_limit={self._wal_bytes}").fetchall()
+        self.share()
 
-    def used(self) -> int:
-        """The used bytes of the file."""
-        return (pragma(self._db, "page_count") - pragma(self._db, "freelist_count")) * pragma(self._db, "page_size")
+    def share(self) -> None:
+        """Divide the quota between the files set aside, whose number changes, and the file itself. A file that is already
+        larger keeps its size until rows are dropped."""
+        beside = self._files_beside(int(self._most_bytes * ASIDE))
+        self._file_bytes = max(self._most_bytes - beside - self._wal_bytes - _SHARED_BYTES, self._most_bytes // 8)
+        self._db.execute(f"PRAGMA max_page_count={self._file_bytes // pragma(self._db, 'page_size')}").fetchall()
 
     def is_short(self, share: float = FULL) -> bool:
         """Whether more than a share of the file's quota is in use."""
-        return self._file_bytes is not None and self.used() > self._file_bytes * share
+        pages = pragma(self._db, "page_count") - pragma(self._db, "freelist_count")
+        return pages * pragma(self._db, "page_size") > self._file_bytes * share
 
     def make_for_wal(self) -> None:
         """Empty the WAL before a transaction, if it is close to its maximum size.
@@ -73,11 +72,6 @@ class Quota:
         if is_read and self._waiting() >= self._wal_bytes:
             raise StoreError(f"the WAL of the store {self._path} is full, and a reader keeps it from being emptied")
 
-    def _share_wal(self) -> None:
-        pages = max(1, min(CHECKPOINT_PAGES, self._wal_bytes // 2 // pragma(self._db, "page_size")))
-        self._db.execute(f"PRAGMA wal_autocheckpoint={pages}").fetchall()
-        self._db.execute(f"PRAGMA journal_size_limit={self._wal_bytes}").fetchall()
-
     def _waiting(self) -> int:
         return self._wal.stat().st_size if self._wal.exists() else 0
 
@@ -91,5 +85,5 @@ class Quota:
                 break
             total -= path.stat().st_size
             path.unlink()
-            logger.warning("%s is deleted: with it, the store would take more than --retain-gib", path)
+            logger.warning("%s is deleted, because the store would exceed --retain-gib otherwise", path)
         return total

@@ -30,16 +30,16 @@ class RecallReader(Database):
     """Stored data that a start, or an event of a forgotten request, needs again. Usable from any thread."""
 
     def last_number(self) -> int:
-        """The number of the last received span."""
-        return log.last_number(self.query)
+        """The number of the last received span; 0 if there is none."""
+        return int(self.query("SELECT number FROM log_end")[0][0])
 
     def holds(self, engine: str, request: str) -> bool:
         """Whether there is a row of this request."""
-        return bool(self.query("SELECT 1 FROM requests", ["request = ?", "engine = ?"], [request, engine]))
+        return bool(self.query("SELECT 1 FROM requests WHERE request = ? AND engine = ?", [request, engine]))
 
     def ended_ns(self, number: int) -> int:
         """The end of the last span in the chunk with this span; 0 without a chunk."""
-        rows = self.query("SELECT last_ns FROM chunks", ["number <= ?"], [number], "ORDER BY number DESC LIMIT 1")
+        rows = self.query("SELECT last_ns FROM chunks WHERE number <= ? ORDER BY number DESC LIMIT 1", [number])
         return int(rows[0][0]) if rows else 0
 
     def judged(self) -> int:
@@ -64,7 +64,7 @@ class RecallReader(Database):
 
     def open_requests(self) -> set[RequestKey]:
         """The requests that have not ended according to their accounts."""
-        return set(self.query("SELECT engine, request FROM requests INDEXED BY requests_open", ["ended_ns IS NULL"]))
+        return set(self.query("SELECT engine, request FROM requests INDEXED BY requests_open WHERE ended_ns IS NULL"))
 
     def unsettled(self, *, until: int) -> set[RequestKey]:
         """The requests with judged spans, up to number `until`, that their accounts do not include."""
@@ -85,20 +85,19 @@ class RecallReader(Database):
         """The start of the first span of a log from which spans were dropped; 0 for a complete log."""
         part = next(log.parts(self.query, after=0), None)
         if part is None or part[0] == 1:
-            return 0 if part is not None or not log.last_number(self.query) else _NEVER_NS
+            return 0 if part is not None or not self.last_number() else _NEVER_NS
         return min((span.start_ns for span in ProtobufDecoder().spans(part[2])), default=0)
 
     def beginning(self, *, after: int) -> int:
         """The number of the last span before the first chunk that is completely after this span."""
         first = "(SELECT min(number) - 1 FROM chunks WHERE number > ?)"
-        return int(self.query(f"SELECT coalesce({first}, number) FROM log_end", (), [after])[0][0])
+        return int(self.query(f"SELECT coalesce({first}, number) FROM log_end", [after])[0][0])
 
     def explained(self, requests: Collection[RequestKey]) -> dict[RequestKey, list[dict[str, Any]]]:
         """The admissions of these requests with final causes, from their rows."""
         rows = self.query(
             "SELECT engine, request, body FROM json_each(?) AS r CROSS JOIN requests"
             " ON request = r.value ->> 1 AND engine = r.value ->> 0",
-            (),
             [to_text(list(requests))],
         )
         return dict(readable(rows, _explained, of="requests"))
@@ -111,7 +110,6 @@ class RecallReader(Database):
             for engine, request, number in self.query(
                 "SELECT engine, request, after_span FROM json_each(?) AS r CROSS JOIN requests"
                 " ON request = r.value ->> 1 AND engine = r.value ->> 0",
-                (),
                 [to_text(list(requests))],
             )
         }

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from kvtrail.tracer.ingest import protobuf
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.lanes import Lane
-from kvtrail.tracer.model.conditions import Condition
 from kvtrail.tracer.store import requests
 from kvtrail.tracer.store.queries import to_text
 from kvtrail.tracer.store.request_rows import COLUMNS, RequestRow, tier_of
-from kvtrail.tracer.store.sqlite import bodies, measures, traces
+from kvtrail.tracer.store.sqlite import bodies, log, measures
 from kvtrail.tracer.store.sqlite.database import Database
 
 SCHEMA = (
@@ -45,6 +47,7 @@ _UPSERT = (
     f" VALUES ({', '.join('?' * len(_PUT))}, (SELECT settled FROM log_end))"
     " ON CONFLICT (request, engine) DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in _PUT[2:])
 )
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _NO_LANE = (None, None, "[]", "[]")
 OPEN_REACH = 63
 """The reach of open requests, which extend to the present."""
@@ -52,14 +55,15 @@ LONGEST_REACH = 25
 """The largest reach of ended requests: 2**25 seconds are more than a year."""
 
 
-def put(db: sqlite3.Connection, rows: Iterable[RequestRow]) -> None:
-    """Store new and changed requests, within the open transaction."""
+def put(db: sqlite3.Connection, rows: Sequence[RequestRow]) -> None:
+    """Store new and changed requests and their measures, within the open transaction."""
     compress = bodies.packer().compress
     for row in rows:
         lane = _NO_LANE if row.lane is None else _lane_columns(row.lane)
         values = (*map(row.columns.__getitem__, COLUMNS), *lane, compress(row.body))
         if not db.execute(_UPDATE, values).rowcount:
             db.execute(_UPSERT, values)
+    measures.put(db, rows)
 
 
 def _lane_columns(lane: Lane) -> tuple[Any, ...]:
@@ -89,16 +93,29 @@ def prune(db: sqlite3.Connection, *, after: int, limit: int, before_ns: int) -> 
     return rows[-1][0] if any(started_ns < before_ns for _, started_ns, _ in rows) else None
 
 
-class RequestReader(requests.RequestReader, Database):
-    """The part of `Reader` for requests."""
+class RequestReader(measures.MeasureReader, requests.RequestReader, Database):
+    """The part of `Reader` for requests and their measures."""
 
     find, stored = "instr", "engine, status, outcome, body"
 
     def unpacked(self, body: Any) -> bytes:
         return bodies.unpacked(body)
 
-    def met(self, where: Sequence[Condition]) -> tuple[str, dict[str, Any]]:
-        return measures.met(where)
-
     def of_trace(self, trace_id: str) -> dict[str, Any]:
-        return {"number IN {numbers:Array(Int64)}": traces.requests_in(self.query, trace_id)}
+        return {"number IN {numbers:Array(Int64)}": self._numbers_in(trace_id)}
+
+    def _numbers_in(self, trace_id: str) -> list[int]:
+        """The numbers of the requests in this trace; none if it is not a trace id."""
+        if not _TRACE_ID.fullmatch(trace_id):
+            return []
+        decoder = ProtobufDecoder()
+        found: set[tuple[str, str]] = set()
+        for payload in log.payloads_with(self.query, [log.trace_key(trace_id)]):
+            events = decoder.decoded(protobuf.cut(payload, [bytes.fromhex(trace_id)])).events
+            found.update((event.engine, event.request) for event in events if event.request is not None)
+        rows = self.query(
+            "SELECT number FROM json_each(?) AS r CROSS JOIN requests"
+            " ON request = r.value ->> 1 AND engine = r.value ->> 0 WHERE trace_id = ?",
+            [to_text(sorted(found)), trace_id],
+        )
+        return [number for (number,) in rows]

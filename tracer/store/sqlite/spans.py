@@ -64,6 +64,3 @@ class SpanReader(Database):
                 if number > after:
                     found.append((number, span))
         return found
-
-    def last_number(self) -> int:
-        return log.last_number(self.query)

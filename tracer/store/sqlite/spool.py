@@ -114,7 +114,7 @@ class Spool:
         """The waiting batches, without those that were sent but not dropped yet."""
         count = f"SELECT count(*), {whole_sum(_BYTES)}, coalesce(CAST(min(at_ns) AS INTEGER), 0)"
         (waiting,) = self._database.query(
-            f"{count} FROM spool INDEXED BY spool_sizes", ["number > ?"], [self._confirmed]
+            f"{count} FROM spool INDEXED BY spool_sizes WHERE number > ?", [self._confirmed]
         )
         (dropped,) = self._database.query("SELECT dropped_batches, dropped_spans FROM spool_state")
         return Waiting(*waiting, *dropped)

@@ -20,7 +20,6 @@ from kvtrail.tracer.store import Batch, StoreError, StoreInUse
 from kvtrail.tracer.store.engines import EngineReader
 from kvtrail.tracer.store.queries import an_object
 from kvtrail.tracer.store.reader import Reader
-from kvtrail.tracer.store.request_rows import RequestRow
 from kvtrail.tracer.store.sqlite import lanes, log, measures, opening, quota, recall, requests, spans, tables
 from kvtrail.tracer.store.sqlite.database import Database, pragma
 from kvtrail.tracer.store.sqlite.quota import Quota
@@ -43,17 +42,9 @@ _UNFIT = (OverflowError, TypeError, ValueError, *_REFUSED)
 """Exceptions of rows that no database can hold; all other exceptions are the database's and are propagated."""
 
 
-Put = Callable[[sqlite3.Connection, Sequence[Any]], None]
-
-
-def _put_requests(db: sqlite3.Connection, rows: Sequence[RequestRow]) -> None:
-    requests.put(db, rows)
-    measures.put(db, rows)
-
-
-_PUT: dict[str, Put] = {
+_PUT: dict[str, Callable[[sqlite3.Connection, Sequence[Any]], None]] = {
     "engines": tables.ENGINES.put,
-    "requests": _put_requests,
+    "requests": requests.put,
     "findings": tables.FINDINGS.put,
     "launches": tables.LAUNCHES.put,
     "handoffs": tables.HANDOFFS.put,
@@ -67,17 +58,15 @@ _PUT: dict[str, Put] = {
 class SqliteWriter(recall.RecallReader, EngineReader, Database):
     """The writing side; creates the file. It also reads data that a tracer needs again, over separate connections."""
 
-    def __init__(self, path: Path, *, spool: Spool | None = None, most_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, *, spool: Spool | None = None, most_bytes: int = quota.UNBOUNDED) -> None:
         """A damaged file is set aside, and a new one created. Batches are also added to the `spool`. All files of the store
-        together take at most `most_bytes`; pruning may change that.
+        together take at most `most_bytes`.
 
         Raises:
             StoreError: the file cannot be opened, is not a store, or was written by another kvtrail.
         """
         super().__init__(path)
         self.path, self._spool, self._most_bytes = path.resolve(), spool, most_bytes
-        self._judged: int | None = None
-        """The last judged span, as stored in the file."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = self.path.with_name(f"{self.path.name}.lock")
@@ -136,7 +125,6 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
                 table.forget(self._db, since_ns=since_ns)
             self._log.settle(0)
             self._log.judge(0)
-            self._judged = 0
 
     def fold(self, *, some: bool = False) -> bool:
         """Join small chunks of the log, which is cheaper for many at once; with `some` also few. Returns whether it joined
@@ -148,9 +136,9 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             self._log.fold()
         return True
 
-    def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
-        """Drop spans, requests and sums older than `before_ns`, and then the oldest ones, until the store takes at most
-        `most_bytes`; findings only if that is not enough. The space is returned to the disk.
+    def prune(self, *, before_ns: int) -> Iterator[int]:
+        """Drop spans, requests and sums older than `before_ns`, and then the oldest ones, until the store is within its
+        quota; findings only if that is not enough. The space is returned to the disk.
 
         It works in steps of some milliseconds, and yields the number of spans dropped by each. Between two steps, batches
         may be written.
@@ -158,9 +146,8 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         before_ns = max(0, before_ns)
         yield from self._drop_log(before_ns)
         yield from self._drop_rows(before_ns)
-        if most_bytes is not None:
-            with self._reported("bound"):
-                self._quota.bound(most_bytes)
+        with self._reported("bound"):
+            self._quota.share()
         if self._quota.is_short():
             yield from self._make_room(before_ns)
         yield from self._give_back()
@@ -188,7 +175,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
                 self._spool.sweep(self._db)
         with suppress(sqlite3.Error):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            super().rows("SELECT count(*) FROM sqlite_schema", ())
+            super().query("SELECT count(*) FROM sqlite_schema")
         self._db.close()
         super().close()  # last, read-only: it keeps the WAL index, for which a full disk has no space
         self._release()
@@ -203,8 +190,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         """Append the spans. If that fails, nothing is stored: acknowledged data must be in the log."""
         if batch.chunk is not None:
             self._log.append(batch.chunk)
-            if batch.digest:
-                tables.RECEIPTS.put(self._db, [batch.digest])
+            tables.RECEIPTS.put(self._db, [batch.digest])
             tables.RECORDERS.put(self._db, batch.seen.items())
 
     def _fits(self, name: str, row: Any, errors: list[Exception]) -> bool:
@@ -257,15 +243,13 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         """Record the log's settled and judged positions, and add the stored batch to the spool."""
         if batch.settled is not None:  # after the rows, since new rows store the old number
             self._log.settle(batch.settled)
-        if batch.judged != self._judged:
-            self._log.judge(batch.judged)
-            self._judged = batch.judged
+        self._log.judge(batch.judged)
         if self._spool is not None:
             self._spool.put(self._db, batch)
 
     def _open(self, *, was_there: bool) -> None:
         """Open the file; if it is damaged, set it aside and create a new one. `was_there`: a tracer has used it before."""
-        if opening.has_damage(self.path):
+        if opening.damage_mark(self.path).exists():
             opening.set_aside(self.path, "it was found damaged while in use")
         try:
             self._prepare()
@@ -294,9 +278,7 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute(f"PRAGMA cache_size={-_CACHE_KIB}")
-        self._quota = Quota(self._db, self.path)
-        if self._most_bytes is not None:
-            self._quota.bound(self._most_bytes)
+        self._quota = Quota(self._db, self.path, self._most_bytes)
         self._log = log.Log(self._db)
         if not is_store:
             with self._transaction():
@@ -335,17 +317,17 @@ class SqliteWriter(recall.RecallReader, EngineReader, Database):
             raise
         except sqlite3.Error as error:
             if opening.is_damage(error):
-                opening.note_damage(self.path)
+                opening.damage_mark(self.path).touch()
                 text = f"the store {self.path} is damaged ({error}); it is set aside when the tracer starts again"
                 raise StoreError(text) from error
             raise StoreError(f"cannot {what} the store {self.path}: {error}") from error
 
-    def rows(self, select: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+    def query(self, select: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
         with self._reported("read"):
-            return super().rows(select, values)
+            return super().query(select, values)
 
 
-class SqliteReader(spans.SpanReader, lanes.LaneReader, measures.MeasureReader, Reader):
+class SqliteReader(spans.SpanReader, lanes.LaneReader, Reader):
     """The reading side."""
 
     pairs = "json_group_object(measure, total)"

@@ -36,8 +36,6 @@ def verify(path: Path) -> Iterator[Fault]:
     Raises:
         StoreError: there is no such store, or it cannot be read at all.
     """
-    if not path.is_file():
-        raise StoreError(f"there is no store {path}")
     opening.check_file(path)
     database = Database(path)
     try:
@@ -58,7 +56,7 @@ def verify(path: Path) -> Iterator[Fault]:
 def _wrong_texts(database: Database) -> Iterator[Fault]:
     for table, columns in _TEXTS.items():
         for column in columns:
-            ((count,),) = database.query(f"SELECT count(*) FROM {table}", [f"NOT json_valid({column})"])
+            ((count,),) = database.query(f"SELECT count(*) FROM {table} WHERE NOT json_valid({column})")
             if count:
                 yield Fault(f"{count} rows of {table} cannot be read: their {column} is damaged", is_lost=False)
     if count := sum(map(_is_damaged, database.connection().execute("SELECT body FROM requests"))):

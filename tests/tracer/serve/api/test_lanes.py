@@ -26,7 +26,7 @@ from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import Batch
 from kvtrail.tracer.store.request_rows import row_of
-from kvtrail.tracer.store.sqlite import lanes, log, requests
+from kvtrail.tracer.store.sqlite import lanes, log, measures, requests
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 S = 10**9
@@ -78,7 +78,7 @@ def found(
 )
 def test_exactly_what_overlaps_is_found(source: list[tuple[float, float]], begin: float, width: float) -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    for statement in (*log.SCHEMA, *requests.SCHEMA):
+    for statement in (*log.SCHEMA, *requests.SCHEMA, *measures.SCHEMA):
         db.execute(statement)
     held = [lane(n, at, lasts) for n, (at, lasts) in enumerate(source)]
     requests.put(db, [row_of(account(each), each) for each in held])

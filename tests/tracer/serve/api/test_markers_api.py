@@ -17,8 +17,8 @@ from wire import encoded
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
-from kvtrail.tracer.serve.api.markers import STEPS
 from kvtrail.tracer.serve.api.process_state import FleetProcess
+from kvtrail.tracer.serve.api.ranges import STEPS
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 
@@ -104,7 +104,7 @@ def test_a_fleet_has_the_markers_of_all_tracers(tmp_path: Path) -> None:
         own = tracer.local.launches()
         assert [each.settings for each in tracer.fleet.launches() if each.engine == name] == [own[0].settings]
     reader = tracer.fleet
-    client = TestClient(application(FleetProcess(reader, Metrics().internal_errors), reader, Metrics()))
+    client = TestClient(application(FleetProcess(reader), reader, Metrics()))
     found = client.get("/api/markers").json()
     assert {each["kind"] for each in found} == {"deploy", "drop"}
 

@@ -152,7 +152,7 @@ def test_the_curve_holds_no_request_that_has_ended(tmp_path: Path) -> None:
     events = requests(6)
     for event in [*events[1:], events[0]]:
         made.ingest(encoded([event]), transport="grpc")
-    assert not made.judge.sums._online_curve._running
+    assert not made.judge.sums.online_curve._running
     assert len(made.detector.finished) == 6
     assert all(len(breakdown.chain or ()) <= 4 for each in made.detector.accounts.values() for breakdown in each.causes)
     made.close()
