@@ -6,7 +6,7 @@ a token's KV. So two tokens hold the same bits only if they have the same prefix
 
 from __future__ import annotations
 
-import zlib
+from array import array
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -27,40 +27,25 @@ class Prefixes:
 
     def __init__(self) -> None:
         self._next: dict[tuple[Any, Any], int] = {}
-        self._known: dict[str, tuple[Any, list[int]]] = {}
+        self._known: dict[str, tuple[Any, array[int]]] = {}
+        """By request id: vLLM's request, and the numbers of its prefixes."""
         self._first: list[tuple[str, int]] = []
         """The first request with each prefix, and the prefix's last token."""
-        self._arrays: dict[str, tuple[list[int], Any, int]] = {}
-        """Of each request its numbers, the same as an array, and how many of them that has."""
 
-    def of(self, request: Any) -> list[int]:
-        """The numbers of a request's prefixes, from that of its first token on."""
-        held = self._known.get(request.request_id)
-        if held is None or held[0] is not request:
-            held = self._known[request.request_id] = (request, [])
-        numbers, tokens = held[1], request.all_token_ids
-        if len(numbers) < len(tokens):
-            self._extend(numbers, request, tokens[len(numbers) :])
-        return numbers
-
-    def array(self, request: Any, drafts: Sequence[int] = ()) -> Any:
-        """The same, and those of these drafts after them."""
-        numbers = self.of(request)
+    def of(self, request: Any, drafts: Sequence[int] = ()) -> Any:
+        """The numbers of a request's prefixes, from that of its first token on, and then of those that end with each of these
+        drafts. An array of int32."""
+        known, numbers = self._known.get(request.request_id, (None, array("i")))
+        if known is not request:
+            numbers = array("i")
+            self._known[request.request_id] = request, numbers
+        self._extend(numbers, request, request.all_token_ids[len(numbers) :])
         if drafts:
-            numbers = [*numbers]
+            numbers = numbers[:]
             self._extend(numbers, request, drafts)
-            return np.array(numbers, np.int32)
-        known, array, filled = self._arrays.get(request.request_id, (None, np.empty(0, np.int32), 0))
-        if known is not numbers:
-            filled = 0
-        if filled < len(numbers):
-            if len(array) < len(numbers):
-                array = np.concatenate([array[:filled], np.empty(len(numbers) + 64 - filled, np.int32)])
-            array[filled : len(numbers)] = numbers[filled:]
-            self._arrays[request.request_id] = (numbers, array, len(numbers))
-        return array[: len(numbers)]
+        return np.array(numbers)
 
-    def _extend(self, numbers: list[int], request: Any, tokens: Sequence[int]) -> None:
+    def _extend(self, numbers: array[int], request: Any, tokens: Sequence[int]) -> None:
         adapter = None if request.lora_request is None else request.lora_request.lora_name
         last: Any = numbers[-1] if numbers else (request.cache_salt, adapter)
         for token in tokens:
@@ -150,26 +135,26 @@ class LayerCache:
 
     def copy(self, source: int, target: int) -> None:
         """vLLM copies a block."""
-        for array in (self._held, self._should):
-            array[target] = array[source]
+        for cache in (self._held, self._should):
+            cache[target] = cache[source]
 
     def expect(self, blocks: Any, slots: Any, numbers: Any) -> None:
         """Somebody is to write the KV of these tokens; until then nothing is there."""
         self._held[blocks, :, slots] = self.secret.words(np.full_like(numbers, UNWRITTEN))
         self._should[blocks, :, slots] = self.secret.words(numbers)
 
-    def differing(self) -> Any:
-        """The blocks that do not hold what they should."""
-        held, should = (array.reshape(-1).view(np.uint64) for array in (self._held, self._should))
-        if np.array_equal(held, should):
-            return np.empty(0, np.int64)
-        rows = (len(self._held), -1)
-        return (held.reshape(rows) != should.reshape(rows)).any(axis=1).nonzero()[0]
+    def wrong(self) -> Any:
+        """For each slot of each block, whether it does not hold what it should."""
+        wrong = np.zeros((len(self._held), self.slots), bool)
+        held, should = (cache.reshape(len(wrong), -1).view(np.uint64) for cache in (self._held, self._should))
+        if not np.array_equal(held, should):
+            blocks = (held != should).any(axis=1)
+            wrong[blocks] = (self._held[blocks] != self._should[blocks]).any(axis=(1, 3))
+        return wrong
 
-    def wrong_slots(self, block: int) -> Any:
-        """For each token of a block, whether its KV is wrong."""
-        wrong = self._held[block] != self._should[block]
-        return wrong.any(axis=tuple(each for each in range(wrong.ndim) if each != 1))
+    def is_overwritten(self) -> bool:
+        """Whether anybody has written something else than what it should hold."""
+        return bool(((self._held != self._should) & (self._held != _OF_NO_PREFIX[UNWRITTEN])).any())
 
     def words(self, block: int, slot: int) -> Any:
         """The KV of one token, as it is."""
@@ -180,17 +165,9 @@ class LayerCache:
         """Places of a block that hold something of their own: its tokens, or one state."""
         return int(self._held.shape[2])
 
-    def checksum(self) -> int:
-        """Of what the cache holds."""
-        return zlib.adler32(self._held.data)
-
     def accept(self, blocks: Any) -> None:
         """From now on these blocks should hold what they do."""
         self._should[blocks] = self._held[blocks]
-
-    def written(self, blocks: Any) -> bool:
-        """Whether anybody has written to blocks that were expected to be written."""
-        return bool((self._held[blocks] != self.secret.words(np.array([UNWRITTEN], np.int32)).flat[0]).any())
 
 
 def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], prefixes: Prefixes) -> str:

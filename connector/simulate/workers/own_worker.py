@@ -8,7 +8,7 @@ are.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -76,15 +76,15 @@ class OwnWorker(FakeWorker):
         self.model.expect()
         if loads_first:
             for rank in self._of_ranks:
-                self._ask(rank.connector.start_load_kv, rank.context)
+                rank.connector.start_load_kv(rank.context)
         self._fail_within(output, report)
         self._forward(output, report)
         self._reports = []
         for number, rank in enumerate(self._of_ranks):
             if not loads_first:
-                self._ask(rank.connector.start_load_kv, rank.context)
-            self._ask(rank.connector.wait_for_save)
-            results = self._ask(_transfer_results, rank.connector, output.finished_req_ids)
+                rank.connector.start_load_kv(rank.context)
+            rank.connector.wait_for_save()
+            results = _transfer_results(rank.connector, output.finished_req_ids)
             own = KVConnectorOutput(invalid_block_ids=set(rank.connector.get_block_ids_with_load_errors()))
             own.kv_connector_worker_meta = rank.connector.build_connector_worker_meta()
             rank.connector.clear_connector_metadata()
@@ -110,15 +110,6 @@ class OwnWorker(FakeWorker):
                 self._held_back[held] = max(end, self._held_back.get(held, 0))
                 self._waited[request_id] += 1
 
-    def _ask(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Call the worker; from its first load on, until it has written to a KV cache, look whether it does."""
-        if self.model.copied or not self._calls.loads:
-            return call(*args)
-        before = self.model.checksum()
-        answer = call(*args)
-        self.model.copied |= before != self.model.checksum()
-        return answer
-
     def _forward(self, output: Any, report: Any) -> None:
         """Each layer waits for its loads."""
         self.model.begin(output, report.invalid_block_ids, self._sampled)
@@ -127,7 +118,7 @@ class OwnWorker(FakeWorker):
                 if cache.is_state:  # vLLM asks for attention layers only
                     self.model.run(layer)
                     continue
-                self._ask(rank.connector.wait_for_layer_load, cache.layer)
+                rank.connector.wait_for_layer_load(cache.layer)
                 self.model.run(layer)
                 rank.connector.save_kv_layer(cache.layer, cache.tensor, rank.context.attn_metadata)
         self.model.end()
