@@ -17,7 +17,19 @@ from kvtrail.connector.simulate.check.coverage import POINTS, RunCoverage, reach
 from kvtrail.connector.simulate.check.features import Feature
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS, Level, Requirement
-from kvtrail.connector.simulate.judges.failure import BYTES, CRASH, EVENTS, HANG, HITS, REST, RULE, Failure
+from kvtrail.connector.simulate.judges.failure import (
+    BYTES,
+    CRASH,
+    EVENTS,
+    HANG,
+    HITS,
+    REST_BLOCKS,
+    REST_MEMORY,
+    REST_RESET,
+    REST_ROOM,
+    RULE,
+    Failure,
+)
 from kvtrail.tracer.model.findings import Verdict as RuleVerdict
 from kvtrail.tracer.rules.rule import DeadlineRule
 from kvtrail.tracer.rules.rule_set import all_rules
@@ -37,7 +49,6 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "inconclusive"
 
 
-REST_BLOCKS, REST_MEMORY, REST_RESET, REST_ROOM = "rest/blocks", "rest/memory", "rest/reset", "rest/room"
 OTHERS = {
     HITS: "lookups that claim what nobody has computed",
     BYTES: "KV that is read and is another's",
@@ -51,12 +62,6 @@ OTHERS = {
 }
 """What a session judges by beside the rules."""
 RULES = {rule.id: rule for rule in all_rules()}
-_OF_REST = {
-    REST_RESET: ("a reset is refused", "nothing is stored after a reset"),
-    REST_BLOCKS: ("blocks of ended requests", "blocks are lost", "vLLM's "),
-    REST_ROOM: ("the store has lost room", "workers keep what is evicted"),
-}
-"""How the names of what is left in the end begin, by judge; any other is of what the connector remembers."""
 _BY_ABSENCE = {"load-range/nothing allocated": "probe/seen"}
 """Rules that judge only what a correct connector never does, by the point at which they would see it."""
 NEEDED = ("lookup", "allocation", "load", "preemption", "abort", "end", "engine")
@@ -178,14 +183,7 @@ def overall(results: Sequence[Judged], checked: Checked) -> tuple[Verdict, list[
 
 def judges_of(failure: Failure) -> tuple[str, ...]:
     """Who has found a failure: of a rule that judges in several places, the rule as a whole, too."""
-    if failure.kind == RULE:
-        return (failure.what, f"{failure.what}/{failure.where}")
-    if failure.kind != REST:
-        return (failure.kind,)
-    for judge, beginnings in _OF_REST.items():
-        if failure.what.startswith(beginnings):
-            return (judge,)
-    return (REST_MEMORY,)
+    return (failure.what, f"{failure.what}/{failure.where}") if failure.kind == RULE else (failure.kind,)
 
 
 def looked(judge: str, ran: RunCoverage, *, other_writers: bool) -> bool:

@@ -13,7 +13,16 @@ from kvtrail.connector.known.fake import reports_transfers
 from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.calls import Calls
 from kvtrail.connector.simulate.judges import capacity, leftovers
-from kvtrail.connector.simulate.judges.failure import BYTES, EVENTS, HITS, REST, Failure
+from kvtrail.connector.simulate.judges.failure import (
+    BYTES,
+    EVENTS,
+    HITS,
+    REST_BLOCKS,
+    REST_MEMORY,
+    REST_RESET,
+    REST_ROOM,
+    Failure,
+)
 from kvtrail.connector.simulate.judges.kv_events import KVEvents
 from kvtrail.connector.simulate.scenario import Arrival
 from kvtrail.connector.simulate.workers.own_worker import OwnWorker
@@ -76,7 +85,7 @@ class Observer:
     # What lookups claim.
 
     def _looked_up(self, request: Any, computed: int, returned: int | None) -> None:
-        prefixes, worker = self._prefixes.of(request), self._stage.worker
+        prefixes, worker = self._prefixes.of(request).tolist(), self._stage.worker
         if worker is not None and worker.model is not None and returned is not None:
             self.asked_of_failed += not worker.model.of_failed.isdisjoint(prefixes[computed : request.num_tokens - 1])
         if not returned or returned < 0 or computed + returned > request.num_tokens or self._has_other_writers:
@@ -130,7 +139,7 @@ class Observer:
         begin = self._entered.get(request.request_id, 0)
         if end < begin:
             begin = 0
-        self._computed.update(self._prefixes.of(request)[begin:end])
+        self._computed.update(self._prefixes.of(request)[begin:end].tolist())
         if self._reports_events:
             self.kv_events.computed(request, begin, end)
         self._entered[request.request_id] = end
@@ -176,7 +185,7 @@ class Observer:
         if kept:
             nobody = "; it overrides neither `get_finished` nor `get_transfer_results`, so nobody can"
             self._note(
-                REST,
+                REST_BLOCKS,
                 "blocks of ended requests are not given back",
                 f"All requests have ended, and {some(len(kept), 'request')} still {'keeps' if len(kept) == 1 else 'keep'} "
                 f"blocks: {_names(kept, self._ended)}. The connector kept them when the request ended (`request_finished`"
@@ -188,7 +197,7 @@ class Observer:
         free, total = pool.get_num_free_blocks(), pool.num_gpu_blocks - 1
         if free != total:
             self._note(
-                REST,
+                REST_BLOCKS,
                 "blocks are lost",
                 f"All requests have ended and {free} of {total} KV blocks are free: somebody holds the other {total - free}.",
             )
@@ -199,7 +208,7 @@ class Observer:
         }
         for name, ids in stray.items():
             self._note(
-                REST,
+                REST_BLOCKS,
                 f"vLLM's {name} is not empty",
                 f"All requests have ended, and vLLM's scheduler still has reports of loads of {_names(ids, self._ended)}.",
             )
@@ -216,14 +225,14 @@ class Observer:
         for name, count in self._connector._kvtrail.temporary(self._connector).items():
             if count:
                 self._note(
-                    REST,
+                    REST_MEMORY,
                     f"{name} that the probe counts",
                     f"All requests have ended, and the probe still counts {count} {name}.",
                 )
         for place, size in leftovers.temporary(self._connector, self._ignored).items():
             if size > (first := self._at_first.get(place, 0)):
                 self._note(
-                    REST,
+                    REST_MEMORY,
                     f"{place} is not as it was",
                     f"All requests have ended, and `{place}` holds or counts {size}, where it was {first} before the first"
                     " request. By its name it is temporary.",
@@ -251,7 +260,7 @@ class Observer:
             if place in whole:
                 why = f"A memory of more than {UNBOUNDED} requests grows for ever"
             self._note(
-                REST,
+                REST_MEMORY,
                 f"{place} remembers ended requests",
                 f"All requests have ended, and `{place}` still holds {len(ids)} of {len(before)}:"
                 f" {_names([each for each in ended if each in ids], before)}. {why}. (`{KEEPS}`, on the connector's class,"
@@ -270,7 +279,7 @@ class Observer:
             self.capacity_compared = True
             new = when_new(at_once)
             if (text := capacity.not_given_back(new)) is not None:
-                self._note(REST, "workers keep what is evicted", text)
+                self._note(REST_ROOM, "workers keep what is evicted", text)
             return new
 
         try:
@@ -278,7 +287,7 @@ class Observer:
         except capacity.Unserved:
             return  # which is reported by itself
         if text is not None:
-            self._note(REST, "the store has lost room", text)
+            self._note(REST_ROOM, "the store has lost room", text)
 
     def _lists(self, run: Callable[[Sequence[Arrival]], None]) -> None:
         """What KV cache events list as stored is found when nothing else is to be done."""
@@ -313,7 +322,7 @@ class Observer:
         scheduler = self._stage.scheduler
         if not scheduler.reset_prefix_cache(reset_connector=True):
             self._note(
-                REST,
+                REST_RESET,
                 "a reset is refused although nothing is left to do",
                 "All requests have ended, and the connector refuses to reset its cache (`reset_cache` answered False).",
             )
@@ -330,7 +339,7 @@ class Observer:
             if any(answers[1:]):
                 return
         self._note(
-            REST,
+            REST_RESET,
             "nothing is stored after a reset",
             f"{returned} tokens of {request.request_id} were found in the connector's store. After a reset of the connector,"
             f" with nothing else to do, the same {len(tokens)} tokens came {PATIENCE + 1} times, and were never found again.",

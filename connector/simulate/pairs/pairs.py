@@ -16,7 +16,7 @@ from kvtrail.connector.known.nixl.stand_in import Clock, installed
 from kvtrail.connector.known.nixl.stand_in.network import Network
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.in_memory import InMemoryExporter
-from kvtrail.connector.simulate.judges.failure import BYTES, REST, Failure
+from kvtrail.connector.simulate.judges.failure import BYTES, REST_MEMORY, Failure
 from kvtrail.connector.simulate.pairs.engine import DECODE, PREFILL, Engine
 from kvtrail.connector.simulate.pairs.router import Router
 from kvtrail.connector.simulate.run import FLUSH_STEPS, Played, judged_alone
@@ -150,7 +150,7 @@ class PairRun:
         ]
         for place, ids in self.remembered.items():
             text = f"`{place}` still holds requests that have ended on both engines: {', '.join(ids)}."
-            observations.append(Failure(REST, f"{place} remembers ended requests", text))
+            observations.append(Failure(REST_MEMORY, f"{place} remembers ended requests", text))
         return observations
 
 
