@@ -206,21 +206,30 @@ def write_model(folder: Path, layers: int = LAYERS) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def write_weights(folder: Path, seed: int, layers: int = LAYERS) -> None:
-    """Write seeded noise for every matrix and bias. The norms stay ones and zeros; noise there would drown the attention."""
+def write(folder: Path, seed: int, layers: int = LAYERS) -> None:
+    """Write the model. The norms stay ones and zeros; noise there would drown the attention."""
+    import torch
+
+    write_model(folder, layers)
+    of_layers = [f"layers.{n}.{which}_layer_norm" for n in range(layers) for which in ("self_attn", "final")]
+    norms = [*of_layers, "final_layer_norm"]
+    weights = {f"{norm}.weight": torch.ones(HIDDEN) for norm in norms}
+    weights |= {f"{norm}.bias": torch.zeros(HIDDEN) for norm in norms}
+    write_weights(folder, "model.decoder", seed, _shapes(layers), weights)
+
+
+def write_weights(
+    folder: Path, prefix: str, seed: int, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, Any]
+) -> None:
+    """Write a model's weights, whose names begin with a prefix: seeded noise of these shapes, and these tensors."""
     import torch
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(seed)
-    weights = {
-        name: torch.randn(shape, generator=generator) * WEIGHT_DEVIATION for name, shape in _shapes(layers).items()
-    }
-    norms = [f"layers.{n}.{which}_layer_norm" for n in range(layers) for which in ("self_attn", "final")]
-    for norm in [*norms, "final_layer_norm"]:
-        weights[f"{norm}.weight"], weights[f"{norm}.bias"] = torch.ones(HIDDEN), torch.zeros(HIDDEN)
+    noise = {name: torch.randn(shape, generator=generator) * WEIGHT_DEVIATION for name, shape in shapes.items()}
     # Of two engines with one folder, one may read while the other writes.
     whole = folder / f"{os.getpid()}.partial"
-    save_file({f"model.decoder.{name}": tensor for name, tensor in weights.items()}, whole)
+    save_file({f"{prefix}.{name}": tensor for name, tensor in (noise | weights).items()}, whole)
     whole.replace(folder / "model.safetensors")
 
 
@@ -243,18 +252,13 @@ def build(
     connector: Mapping[str, Any] | None = None,
     *,
     seed: int = 0,
-    layers: int = LAYERS,
-    write: Callable[[Path, int], None] | None = None,
+    write: Callable[[Path, int], None] = write,
     **overrides: Any,
 ) -> Any:
-    """A `vllm.LLM` over a model written to `folder`, with the given `kv_transfer_config`, or without a connector. `write`
-    writes another model, from a seed."""
+    """A `vllm.LLM` over a model that `write` writes to `folder`, from a seed, with the given `kv_transfer_config`, or without
+    a connector."""
     prepare_environment()
-    if write is None:
-        write_model(folder, layers)
-        write_weights(folder, seed, layers)
-    else:
-        write(folder, seed)
+    write(folder, seed)
     from vllm import LLM
 
     options: dict[str, Any] = {**OPTIONS, "seed": seed, **overrides}
