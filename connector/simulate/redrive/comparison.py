@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
@@ -139,9 +139,8 @@ def compare(
     """
     findings, broken = _judged(events)
     _, broken_now = _judged(played.events if played.findings else ())
-    answers = _answers(_pairs(recorded, driven), played, doubts)
     return Comparison(
-        answers=tuple(_judged_too(answer, one, other, broken, broken_now) for answer, one, other in answers),
+        answers=tuple(_answers(_pairs(recorded, driven), played, doubts, broken, broken_now)),
         preemptions=sum(isinstance(event, Preempt) for each in recorded.values() for event in each.events),
         driven_preemptions=sum(isinstance(event, Preempt) for each in driven.values() for event in each.events),
         hits=sum(map(_hits, recorded.values())),
@@ -194,8 +193,9 @@ def _by_epoch(request: RecordedRequest | None) -> dict[int, list[Call]]:
 
 
 def _answers(
-    pairs: Sequence[_Pair], played: Played, doubts: Sequence[str]
-) -> Iterator[tuple[Answer, Call | None, Call | None]]:
+    pairs: Sequence[_Pair], played: Played, doubts: Sequence[str], broken: Broken, broken_now: Broken
+) -> Iterator[Answer]:
+    """Each answer beside the recorded one, with the rules that they broke in the recording and in the run."""
     doubt, at_ns = next(iter(doubts), ""), 0
     for number, (name, one, other) in enumerate(pairs):
         event = one or other
@@ -216,21 +216,23 @@ def _answers(
             outcome = Outcome.DIFFERENT
         if outcome is not Outcome.SAME and not doubts:
             doubt = doubt or f"since #{number} the run takes another course, so the store may hold something else"
-        yield (
-            Answer(
-                number=number,
-                request=name,
-                epoch=event.epoch,
-                call=LOOKUP if isinstance(event, Lookup) else ALLOCATION,
-                at_ns=at_ns,
-                asked=_question(event),
-                recorded=None if one is None else _answer(one),
-                driven=None if other is None else _answer(other),
-                outcome=outcome,
-                reason=reason,
-            ),
-            one,
-            other,
+        was = {} if one is None else broken.get(one.span_id, {})
+        now = {} if other is None else broken_now.get(other.span_id, {})
+        shown = {rule: text for rule, text in now.items() if rule not in was} or was
+        yield Answer(
+            number=number,
+            request=name,
+            epoch=event.epoch,
+            call=LOOKUP if isinstance(event, Lookup) else ALLOCATION,
+            at_ns=at_ns,
+            asked=_question(event),
+            recorded=None if one is None else _answer(one),
+            driven=None if other is None else _answer(other),
+            outcome=outcome,
+            reason=reason,
+            recorded_breaks=tuple(sorted(was)),
+            driven_breaks=tuple(sorted(now)),
+            explanation=" ".join(shown[rule] for rule in sorted(shown)),
         )
 
 
@@ -266,19 +268,6 @@ def _found_the_same(one: Call, other: Call) -> bool:
     if not isinstance(one, Lookup) or not isinstance(other, Lookup) or one.matched is None:
         return False
     return one.matched == other.matched
-
-
-def _judged_too(answer: Answer, one: Call | None, other: Call | None, broken: Broken, broken_now: Broken) -> Answer:
-    """The answer with what the rules say of it."""
-    was = broken.get(one.span_id, {}) if one is not None else {}
-    now = broken_now.get(other.span_id, {}) if other is not None else {}
-    shown = {rule: text for rule, text in now.items() if rule not in was} or was
-    return replace(
-        answer,
-        recorded_breaks=tuple(sorted(was)),
-        driven_breaks=tuple(sorted(now)),
-        explanation=" ".join(shown[rule] for rule in sorted(shown)),
-    )
 
 
 def _judged(events: Sequence[Event]) -> tuple[list[Finding], Broken]:
