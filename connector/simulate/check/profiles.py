@@ -60,7 +60,7 @@ def abort(rng: random.Random) -> Scenario:
     """Clients that disconnect: while queued with a hit, in a prefill, during a load, when preempted, or at any moment."""
     if rng.random() < 0.5:
         scenario = retry(rng)
-        gone = tuple(Abort(each.id, each.at_step, When.MATCHED) for each in scenario.arrivals if _coin(rng, 0.3))
+        gone = tuple(Abort(each.id, each.at_step, When.MATCHED) for each in scenario.arrivals if rng.random() < 0.3)
         return _aborted_while_deferred(replace(scenario, aborts=gone))
     scenario = _crowd(rng, requests=30, prompts=(100, 700), outputs=(10, 60), pool=(48, 80), pace=3)
     aborts = tuple(
@@ -94,9 +94,9 @@ def load_failure(rng: random.Random) -> Scenario:
         for number, (name, count) in enumerate(heads)
     ]
     later = [replace(arrival, at_step=arrival.at_step + 14) for arrival in scenario.arrivals]
-    longer = [replace(each, prompt=(*each.prompt, _fresh(rng, 300))) if _coin(rng, 0.7) else each for each in later]
-    again = [replace(each, id=f"{each.id}-again", at_step=each.at_step + 40) for each in longer if _coin(rng, 0.8)]
-    gone = tuple(Abort(each.id, each.at_step, When.FAILED) for each in longer if _coin(rng, 0.3))
+    longer = [replace(each, prompt=(*each.prompt, _fresh(rng, 300))) if rng.random() < 0.7 else each for each in later]
+    again = [replace(each, id=f"{each.id}-again", at_step=each.at_step + 40) for each in longer if rng.random() < 0.8]
+    gone = tuple(Abort(each.id, each.at_step, When.FAILED) for each in longer if rng.random() < 0.3)
     workers = replace(scenario.workers, load_failures=rng.choice([0.3, 0.6]))
     scenario = replace(scenario, arrivals=(*parts, *longer, *again), aborts=gone, workers=workers)
     scenario = _failing_alone(rng, scenario)
@@ -110,10 +110,10 @@ def reset(rng: random.Random) -> Scenario:
         waits = [each for each in scenario.arrivals if each.id.startswith("waits")]
         more = tuple(
             CachesReset(
-                each.at_step + rng.randrange(6), connector=True, prefix_cache=_coin(rng, 0.5), when=When.MATCHED
+                each.at_step + rng.randrange(6), connector=True, prefix_cache=rng.random() < 0.5, when=When.MATCHED
             )
             for each in waits
-            if _coin(rng, 0.6)
+            if rng.random() < 0.6
         )
         return replace(scenario, resets=(*scenario.resets, *more))
     scenario = _waves(rng)
@@ -129,7 +129,7 @@ def identity(rng: random.Random) -> Scenario:
     salts, adapters = ("", "", "one", "other"), ("", "", "adapter")
     arrivals = tuple(
         replace(each, salt=rng.choice(salts), adapter=rng.choice(adapters), prompt=each.prompt[:1])
-        if _coin(rng, 0.7)
+        if rng.random() < 0.7
         else each
         for each in scenario.arrivals
     )
@@ -138,13 +138,15 @@ def identity(rng: random.Random) -> Scenario:
 
 def same_id(rng: random.Random) -> Scenario:
     """Ids that are used again, with another prompt or a part of the old one, after an end or an abort."""
-    scenario = _waves(rng) if _coin(rng, 0.5) else retry(rng)
+    scenario = _waves(rng) if rng.random() < 0.5 else retry(rng)
     ids = {each.id: f"id-{rng.randrange(4)}" for each in scenario.arrivals}
     arrivals = tuple(
-        replace(each, id=ids[each.id], prompt=each.prompt if _coin(rng, 0.7) else (each.prompt[0], *_rest(rng, each)))
+        replace(
+            each, id=ids[each.id], prompt=each.prompt if rng.random() < 0.7 else (each.prompt[0], *_rest(rng, each))
+        )
         for each in scenario.arrivals
     )
-    gone = tuple(Abort(each.id, each.at_step + rng.randrange(12)) for each in arrivals if _coin(rng, 0.2))
+    gone = tuple(Abort(each.id, each.at_step + rng.randrange(12)) for each in arrivals if rng.random() < 0.2)
     return replace(scenario, arrivals=arrivals, aborts=gone)
 
 
@@ -161,7 +163,7 @@ def full_store(rng: random.Random) -> Scenario:
         for n in range(rng.randrange(1, 4)):
             prompt = (rng.choice(heads), _fresh(rng, rng.randrange(40, 500)))
             arrivals.append(Arrival(f"waits-{number}-{n}", prompt, 3, at_step + rng.randrange(40)))
-        if number and _coin(rng, 0.5):
+        if number and rng.random() < 0.5:
             arrivals.append(replace(arrivals[0], id=f"again-{number}", at_step=at_step + 50))
         resets.append(CachesReset(at_step + 69))
     workers = Workers(latest_steps=rng.choice([0, 4]), seed=rng.randrange(10**6))
@@ -178,7 +180,7 @@ def crowd(rng: random.Random) -> Scenario:
     arrivals = tuple(
         Arrival(f"c-{n}", (head, _fresh(rng, 8)) if n % 4 else (_fresh(rng, 20),), 1, n // 20) for n in range(1100)
     )
-    gone = tuple(Abort(each.id, each.at_step) for each in arrivals if _coin(rng, 0.05))
+    gone = tuple(Abort(each.id, each.at_step) for each in arrivals if rng.random() < 0.05)
     scenario = Scenario(arrivals=arrivals, aborts=gone, num_blocks=96, seed=rng.randrange(10**6))
     return _with(scenario, max_num_batched_tokens=1024)
 
@@ -187,9 +189,9 @@ def handoff(rng: random.Random) -> Scenario:
     """Prompts that are computed here and handed on to another engine, as in disaggregated prefilling, and some others."""
     scenario = _waves(rng)
     handed_on = tuple(
-        replace(each, max_tokens=1, handed_on=True) if _coin(rng, 0.6) else each for each in scenario.arrivals
+        replace(each, max_tokens=1, handed_on=True) if rng.random() < 0.6 else each for each in scenario.arrivals
     )
-    gone = tuple(Abort(each.id, each.at_step + rng.randrange(6)) for each in handed_on if _coin(rng, 0.1))
+    gone = tuple(Abort(each.id, each.at_step + rng.randrange(6)) for each in handed_on if rng.random() < 0.1)
     return replace(scenario, arrivals=handed_on, aborts=gone)
 
 
@@ -209,14 +211,14 @@ def groups(rng: random.Random) -> Scenario:
     """Two KV cache groups, each with blocks of its own: full attention and a sliding window, in any order."""
     scenario = rng.choice([asynchronous, chunked_prefill, preemption_storm])(rng)
     both = CacheGroup(FULL), CacheGroup(SLIDING, window=rng.choice([40, 64, 200]))
-    return replace(scenario, groups=both if _coin(rng, 0.5) else both[::-1], num_blocks=2 * scenario.num_blocks)
+    return replace(scenario, groups=both if rng.random() < 0.5 else both[::-1], num_blocks=2 * scenario.num_blocks)
 
 
 def states(rng: random.Random) -> Scenario:
     """A recurrent state beside full attention, and perhaps a sliding window. vLLM's own cache may find a part of a block."""
     scenario = groups(rng)
-    beside = [group for group in scenario.groups if group.kind == SLIDING and _coin(rng, 0.5)] + [CacheGroup(MAMBA)]
-    if _coin(rng, 0.5):
+    beside = [group for group in scenario.groups if group.kind == SLIDING and rng.random() < 0.5] + [CacheGroup(MAMBA)]
+    if rng.random() < 0.5:
         scenario = _with(scenario, prefix_match_unit=BLOCK_SIZE // 2)
     return replace(
         scenario, groups=(CacheGroup(FULL), *beside), num_blocks=scenario.num_blocks * (1 + len(beside)) // 2
@@ -272,7 +274,7 @@ def combined(rng: random.Random) -> Scenario:
     def come(name: str, prompt: tuple[Segment, ...], begin: int, share: float, *whens: When) -> None:
         """A request, and with this probability an abort: in one of these states, or a few steps later."""
         arrivals.append(Arrival(name, prompt, rng.choice((1, 8, 40)), begin))
-        if _coin(rng, share):
+        if rng.random() < share:
             when = rng.choice((None, *whens))
             aborts.append(Abort(name, begin + (0 if when else rng.randrange(1, 7)), when))
 
@@ -285,22 +287,22 @@ def combined(rng: random.Random) -> Scenario:
         for which, prompt in enumerate(family):
             come(f"{number}-{which}", prompt, at_step + rng.randrange(3), 0.2)
         at_step += rng.randrange(10, 20)
-        resets.append(CachesReset(at_step - 1, running=_coin(rng, 0.5), connector=_coin(rng, 0.1)))
+        resets.append(CachesReset(at_step - 1, running=rng.random() < 0.5, connector=rng.random() < 0.1))
         fills: list[tuple[Segment, ...]] = [(_fresh(rng, rng.randrange(600, 900)),) for _ in range(2)]
         arrivals += [Arrival(f"{number}-fills-{which}", prompt, 40, at_step) for which, prompt in enumerate(fills)]
         for which, prompt in enumerate(longer):
-            name = f"{number}-{which}" if _coin(rng, 0.3) else f"{number}-{which}-waits"
+            name = f"{number}-{which}" if rng.random() < 0.3 else f"{number}-{which}-waits"
             come(name, prompt, at_step + rng.randrange(5, 20), 0.6, When.MATCHED, When.MATCHED, When.PREEMPTED)
-        if _coin(rng, 0.3):
+        if rng.random() < 0.3:
             resets.append(CachesReset(at_step, connector=True, prefix_cache=False, when=When.MATCHED))
         at_step += rng.randrange(30, 60)
-        resets.append(CachesReset(at_step - 1, running=_coin(rng, 0.7)))
+        resets.append(CachesReset(at_step - 1, running=rng.random() < 0.7))
         come(f"{number}-evicts", (_fresh(rng, rng.randrange(200, 500)),), at_step + rng.randrange(3), 0.3)
         for which, prompt in enumerate(longer):
             come(f"{number}-{which}-together", prompt, at_step + rng.randrange(3), 0.4, When.LOADING, When.FAILED)
         at_step += rng.randrange(10, 20)
         for which, prompt in enumerate(longer):
-            resets.append(CachesReset(at_step - 1, running=_coin(rng, 0.7)))
+            resets.append(CachesReset(at_step - 1, running=rng.random() < 0.7))
             come(f"{number}-{which}-alone", prompt, at_step, 0.0)
             at_step += 10
     return Scenario(
@@ -641,10 +643,6 @@ def _growing(rng: random.Random) -> Scenario:
     """Many short prompts with long outputs, which grow until the pool is empty."""
     arrivals = tuple(Arrival(f"r-{n}", (_fresh(rng, 40),), 300) for n in range(16))
     return _with(Scenario(arrivals=arrivals, seed=rng.randrange(10**6)), max_num_batched_tokens=48)
-
-
-def _coin(rng: random.Random, share: float) -> bool:
-    return rng.random() < share
 
 
 def _segment(rng: random.Random, name: str, count: int) -> Segment:
