@@ -291,22 +291,10 @@ class Model:
     # What is read.
 
     def _held(self) -> list[_Read]:
-        """What requests hold that do not run in this step."""
-        from vllm.v1.request import RequestStatus
-
+        """What running requests hold that do not run in this step."""
         scheduled = {read.request.request_id for read in self._reads}
-        held: list[_Read] = []
-        for request_id, request in self._scheduler.requests.items():
-            if request_id in scheduled:
-                continue
-            if request.status is RequestStatus.RUNNING:
-                end = request.num_computed_tokens
-            elif request.status is RequestStatus.WAITING_FOR_REMOTE_KVS and request_id in self._unread:
-                end = self._unread[request_id].start
-            else:
-                continue
-            held += self._read(request, end, runs=False)
-        return held
+        idle = [request for request in self._scheduler.running if request.request_id not in scheduled]
+        return [read for each in idle for read in self._read(each, each.num_computed_tokens, runs=False)]
 
     def _read(self, request: Any, end: int, *, runs: bool) -> list[_Read]:
         """What a request's next token sees, of each KV cache group."""
