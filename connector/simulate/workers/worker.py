@@ -94,14 +94,13 @@ class FakeWorker:
         flushed = self._end([name for name, (_, each) in self._jobs.items() if self._fake.flushes(plan, each)])
         for each in self._fake.jobs(self._scheduler.connector, plan):
             ends = self._end_of(self._named(each))
+            self._whole |= dict.fromkeys(each.loads, each.fills)
             if any(self._runs_now(request_id, output) for request_id in each.loads):
-                self._whole |= dict.fromkeys(each.loads, each.fills)
                 ends, each = self._step, each._replace(loads=())
             if each.stream is not None:
                 stream = (each.child, each.stream)
                 ends = self._streams[stream] = max(ends, self._streams.get(stream, 0))
             self._jobs[each.child, each.key] = (ends, each)
-            self._whole |= dict.fromkeys(each.loads, each.fills)
         self._forward(output, report)
         ended = flushed + self._end([name for name, (step, _) in self._jobs.items() if step <= self._step])
         if loaded := {request_id for each in ended for request_id in each.loads}:
