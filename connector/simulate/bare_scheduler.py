@@ -7,6 +7,7 @@ fakes, so that it runs thousands of steps a second.
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -36,7 +37,7 @@ class BareScheduler:
         latest_steps: within this many steps every transfer ends.
         block_sizes: tokens of a block, of each KV cache group.
         hash_block_size: tokens of a block that has a hash, of a request's `block_hashes`.
-        calls: what the scheduler and the connector say to each other; None without a connector.
+        calls: what the scheduler and the connector say to each other; nothing without a connector.
         worker: what stands for the connector's workers.
         connectors: the connector and, if it has any, its children.
         shared: what it has in common with other engines of the same model.
@@ -118,11 +119,10 @@ class BareScheduler:
         self.on_outputs: list[Callable[[Sequence[Any]], None]] = []
         self.connectors: Sequence[Any] = ()
         self.shared = shared or Shared()
-        self.calls: Calls | None = None
+        self.calls = Calls(self.scheduler.connector, self.block_sizes)
         self.worker: FakeWorker | None = None
         if fake is not None:
             self.connectors = fake.connectors(self.scheduler.connector)
-            self.calls = Calls(self.scheduler.connector, self.block_sizes)
             parts = self.scheduler, workers, fake, self.calls
             if own_workers:
                 self.worker = OwnWorker(*parts, self._model(kv_cache), config, kv_cache)
@@ -132,7 +132,6 @@ class BareScheduler:
         self._outputs: dict[str, Sequence[int]] = {}
 
     def _model(self, kv_cache: Any) -> Model:
-        assert self.calls is not None
         return Model(self.scheduler, self.calls, kv_cache, self.config, self.shared)
 
     def arrive(self, arrival: Arrival) -> None:
@@ -161,16 +160,28 @@ class BareScheduler:
         transfer: Mapping[str, Any] | None = None,
     ) -> Any:
         """Add a request, which is answered with `output`, then with tokens drawn from the seed; returns vLLM's object. The
-        adapter is a name, or vLLM's `LoRARequest`; `transfer` are its `kv_transfer_params`."""
-        request = tiny_model.request(
-            request_id,
-            prompt,
-            max_tokens,
-            priority=priority,
+        adapter is the name of a LoRA adapter, which exists by its name only, or vLLM's `LoRARequest`; `transfer` are its
+        `kv_transfer_params`."""
+        from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
+        from vllm.v1.request import Request
+
+        if adapter and isinstance(adapter, str):
+            adapter = LoRARequest(adapter, 1 + zlib.crc32(adapter.encode()), f"/{adapter}")
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            sampling_params=SamplingParams(
+                temperature=0,
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                extra_args=None if transfer is None else {"kv_transfer_params": dict(transfer)},
+            ),
+            pooling_params=None,
             block_hasher=self._hasher,
-            salt=salt,
-            adapter=adapter,
-            transfer=transfer,
+            priority=priority,
+            cache_salt=salt or None,
+            lora_request=adapter or None,
         )
         self._outputs[request_id] = output
         self.scheduler.add_request(request)
@@ -188,7 +199,7 @@ class BareScheduler:
         from vllm.v1.request import RequestStatus
 
         request = self.scheduler.requests.get(request_id)
-        if request is None or request.is_finished() or self.calls is None:
+        if request is None or request.is_finished():
             return False
         waits = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         match when:
@@ -224,7 +235,7 @@ class BareScheduler:
             kv_connector_output=None if self.worker is None else self.worker(output, sampled),
         )
         received = answer.kv_connector_output
-        if self.calls is not None and received is not None and (invalid := received.invalid_block_ids):
+        if received is not None and (invalid := received.invalid_block_ids):
             self.calls.failed |= {each: held for each in ids if invalid & (held := self._blocks(each))}
         of_clients = self.scheduler.update_from_output(output, answer)
         for on_outputs in self.on_outputs:
@@ -241,7 +252,7 @@ class BareScheduler:
         blocks and those computed from them, and would give them to other requests, and to a preempted request itself, as
         computed. This is a fault of vLLM (docs/findings.md), not of a connector."""
         for request_id in gone:
-            if self.calls is not None and request_id in self.calls.failed:
+            if request_id in self.calls.failed:
                 self.scheduler.kv_cache_manager.evict_blocks(self.calls.failed[request_id])
 
     def _reserve_nothing_twice(self) -> None:
@@ -254,7 +265,7 @@ class BareScheduler:
     def others_share_failed(self, request_id: str) -> bool:
         """Whether other requests hold blocks of a failed load of this one. vLLM lets only this request compute them again. If
         it is aborted before that, the others run on the failed blocks: another fault of vLLM."""
-        if self.calls is None or request_id not in self.calls.failed or request_id not in self.calls.loads:
+        if request_id not in self.calls.failed or request_id not in self.calls.loads:
             return False
         loaded, others = self.calls.loads[request_id].all_blocks, self.scheduler.requests.keys() - {request_id}
         return any(loaded & self._blocks(each) for each in others)

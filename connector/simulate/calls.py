@@ -27,7 +27,7 @@ class Load(NamedTuple):
 
 class Calls:
     """Listens to the calls of one connector object on the scheduler's side. The object's own methods are replaced; what they
-    return is not.
+    return is not. Without a connector there are no calls.
 
     Attributes:
         answers: the last answer of each request that has not ended: tokens or None, and whether asynchronous.
@@ -41,7 +41,7 @@ class Calls:
         on_events: called after each step with the KV cache events that the connector has reported.
     """
 
-    def __init__(self, connector: Any, block_sizes: Sequence[int]) -> None:
+    def __init__(self, connector: Any | None, block_sizes: Sequence[int]) -> None:
         """`block_sizes`: of each KV cache group."""
         self.answers: dict[str, tuple[int | None, bool]] = {}
         self.loads: dict[str, Load] = {}
@@ -53,6 +53,8 @@ class Calls:
         self.on_events: list[Callable[[Sequence[Any]], None]] = []
         self._block_sizes = block_sizes
         self._computed: dict[str, int] = {}
+        if connector is None:
+            return
         self._look_up, self._allocate = connector.get_num_new_matched_tokens, connector.update_state_after_alloc
         self._reset, self._take_events = connector.reset_cache, connector.take_events
         connector.get_num_new_matched_tokens = self._looked_up

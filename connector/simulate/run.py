@@ -311,11 +311,11 @@ def _state(stage: BareScheduler, request: Any) -> str:
     held = sum(map(len, stage.scheduler.kv_cache_manager.get_block_ids(request.request_id)))
     text = f"{request.status.name}, {request.num_computed_tokens} of {request.num_tokens} tokens computed, {held} blocks held"
     calls = stage.calls
-    if calls is not None and (answer := calls.answers.get(request.request_id)):
+    if answer := calls.answers.get(request.request_id):
         tokens, how = answer
         said = "'ask me later'" if tokens is None else f"{tokens} tokens{', asynchronously' if how else ''}"
         text += f"; its last lookup was answered {said}"
-    if calls is not None and (load := calls.loads.get(request.request_id)):
+    if load := calls.loads.get(request.request_id):
         text += f"; its last load was of tokens {load.start} to {load.end}"
     times = request.num_preemptions
     return f"{text}; preempted {'once' if times == 1 else f'{times} times'}" if times else text

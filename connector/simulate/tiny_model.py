@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -91,42 +90,6 @@ def engine_config(folder: Path, connector: Mapping[str, Any] | None, *, drafts: 
     if drafts:
         options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2}
     return EngineArgs(model=str(folder), **options).create_engine_config()
-
-
-def request(
-    request_id: str,
-    prompt: list[int],
-    max_tokens: int,
-    *,
-    priority: int,
-    block_hasher: Any,
-    salt: str | None = None,
-    adapter: Any = "",
-    transfer: Mapping[str, Any] | None = None,
-) -> Any:
-    """A request as vLLM's scheduler has it: it generates `max_tokens` tokens, whatever they are. `adapter` names a LoRA
-    adapter, which exists by its name only, or is vLLM's `LoRARequest`. `transfer` are its `kv_transfer_params`."""
-    from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
-    from vllm.v1.request import Request
-
-    if adapter and isinstance(adapter, str):
-        adapter = LoRARequest(adapter, 1 + zlib.crc32(adapter.encode()), f"/{adapter}")
-    return Request(
-        request_id=request_id,
-        prompt_token_ids=prompt,
-        sampling_params=SamplingParams(
-            temperature=0,
-            max_tokens=max_tokens,
-            ignore_eos=True,
-            extra_args=None if transfer is None else {"kv_transfer_params": dict(transfer)},
-        ),
-        pooling_params=None,
-        block_hasher=block_hasher,
-        priority=priority,
-        cache_salt=salt or None,
-        lora_request=adapter or None,
-    )
 
 
 def kv_cache(num_blocks: int, block_size: int, *, ranks: int = 1, groups: Sequence[CacheGroup] = ()) -> Any:

@@ -113,7 +113,6 @@ def not_given_back(held: Capacity) -> str | None:
 def measured(stage: BareScheduler, run: Run, name: str, *, at_once: bool = False) -> Capacity:
     """How much of prompts with this name the store holds when all of them have come. With `at_once`, each comes again before
     the next one: a store may protect what was found more than once against what has only come once."""
-    assert stage.calls is not None
     prompts = _offer(stage, run, name, at_once=at_once)
     answers: dict[str, int] = {}
 

@@ -53,8 +53,8 @@ class Observer:
     def __init__(self, stage: BareScheduler, connector: Any) -> None:
         self._stage, self._connector = stage, connector
         self._plain = getattr(connector, "_kvtrail_plain", type(connector))
-        own = stage.calls is not None and connector is stage.connectors[0]
-        self._calls = stage.calls if own and stage.calls is not None else Calls(connector, stage.block_sizes)
+        is_whole = connector is stage.connectors[0]
+        self._calls = stage.calls if is_whole else Calls(connector, stage.block_sizes)
         self._calls.on_lookup.append(self._looked_up)
         self._calls.on_reset.append(self._was_reset)
         self._calls.on_end.append(self._ending)
@@ -241,10 +241,9 @@ class Observer:
     def _remembered(self, run: Callable[[Sequence[Arrival]], None]) -> None:
         """Requests that are remembered after their end, unless it is a memory of the latest ones."""
         before, ended = dict(self._ended), list(self._ended)
-        suspects = {
-            place: ids for place, ids in self._held(before).items() if ids != set(ended[len(ended) - len(ids) :])
-        }
-        whole = {place: ids for place, ids in self._held(before).items() if len(ids) > UNBOUNDED}
+        held = self._held(before)
+        suspects = {place: ids for place, ids in held.items() if ids != set(ended[len(ended) - len(ids) :])}
+        whole = {place: ids for place, ids in held.items() if len(ids) > UNBOUNDED}
         if suspects:
             others = tuple(Arrival(f"rest-{n}", ((f"rest-{n % (FLUSH // 2)}", 90),), 1) for n in range(FLUSH))
             run(others)
