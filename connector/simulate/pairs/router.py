@@ -90,10 +90,8 @@ class Router:
 
     def _ask_to_decode(self, served: Served, returned: Mapping[str, Any] | None) -> None:
         served.decode_id = self._named(served)
-        self._load(served, served.decode_id, returned)
-
-    def _load(self, served: Served, request_id: str, returned: Mapping[str, Any] | None) -> None:
-        self._decode.ask(request_id, list(served.prompt), served.request.max_tokens, json.loads(json.dumps(returned)))
+        params = json.loads(json.dumps(returned))
+        self._decode.ask(served.decode_id, list(served.prompt), served.request.max_tokens, params)
 
     def _leaves(self, served: Served, point: Point) -> bool:
         """Abort a request, if it is at the point where its client disconnects; returns whether it was."""
