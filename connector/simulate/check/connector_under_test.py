@@ -10,7 +10,7 @@ from itertools import count, permutations
 from typing import Any
 
 from kvtrail.connector.known import by_name, has_other_writers, overrides, part_of
-from kvtrail.connector.registration import TRACED, configuration, resolve
+from kvtrail.connector.registration import TRACED, configuration, resolve, untraced
 from kvtrail.connector.simulate.run import Played, Unbuildable, play
 from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
 
@@ -48,7 +48,7 @@ class ConnectorUnderTest:
     def loads_may_fail(self) -> bool:
         """Whether it, or a child of it, has a way to report that a load has failed."""
         names = [each["kv_connector"] for each in self.extra.get("connectors", ())] or [self.name]
-        return any(overrides(cls, "get_block_ids_with_load_errors") for cls in map(_plain, names) if cls is not None)
+        return any(overrides(cls, "get_block_ids_with_load_errors") for cls in map(untraced, names) if cls is not None)
 
     def configuration(self) -> dict[str, Any]:
         """The `kv_transfer_config`."""
@@ -73,7 +73,7 @@ Choose = Callable[[Sequence[Any]], Any]
 def varied(name: str, choose: Choose, *, full: bool = False) -> dict[str, Any]:
     """Extra configuration by choice: for a known connector, and for a class that has `kvtrail_check_settings`, as a
     `KnownConnector` has `check_settings`; none for others. `full`: the store of a known connector is a small one."""
-    if own := getattr(_plain(name), "kvtrail_check_settings", {}):
+    if own := getattr(untraced(name), "kvtrail_check_settings", {}):
         return _chosen(own, choose)
     known = by_name(name.rpartition(":")[2].removeprefix(TRACED))
     if known is None:
@@ -96,15 +96,6 @@ def in_turn(profile: str, turn: int) -> Choose:
         return values[order[place]]
 
     return choose
-
-
-def _plain(name: str) -> Any:
-    """The untraced class of a connector; None of one that cannot be imported: vLLM says more of it."""
-    try:
-        cls = resolve(configuration(name, {})["kv_connector"])
-    except Exception:  # of whatever its module raises when it is imported
-        return None
-    return getattr(cls, "_kvtrail_plain", cls)
 
 
 def _chosen(settings: Mapping[str, Any], choose: Choose) -> dict[str, Any]:

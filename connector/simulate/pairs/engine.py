@@ -14,7 +14,7 @@ from kvtrail.connector.known.nixl.stand_in import can_be_installed
 from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.in_memory import InMemoryExporter
 from kvtrail.connector.simulate.judges import leftovers
-from kvtrail.connector.simulate.run import MUCH_LATER_S, of_its_own, where
+from kvtrail.connector.simulate.run import of_its_own, where
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.workers.contents import Shared
 from kvtrail.connector.simulate.workers.own_worker import OwnWorker
@@ -92,10 +92,6 @@ class Engine:
     def abort(self, request_id: str) -> None:
         self._guarded(self.stage.abort, request_id)
 
-    def end_recording(self) -> None:
-        """What it has recorded is all, and is judged as much later, or where it died."""
-        self.exporter.seal(later_s=MUCH_LATER_S if self.error is None else 0)
-
     @property
     def is_idle(self) -> bool:
         """Whether it has nothing to do and holds no blocks, or is dead."""
@@ -129,11 +125,8 @@ class Engine:
 
 def hands_over(name: str) -> bool:
     """Whether engines with the connector of this name can hand over to each other in one process."""
-    try:
-        cls = registration.resolve(registration.configuration(name, {})["kv_connector"])
-    except Exception:  # of whatever its module raises when it is imported; who plays it says more
-        return False
-    known = by_class(cls)
+    cls = registration.untraced(name)
+    known = None if cls is None else by_class(cls)
     return known is not None and known.hands_over and can_be_installed()
 
 

@@ -19,7 +19,7 @@ from kvtrail.connector.simulate.in_memory import InMemoryExporter
 from kvtrail.connector.simulate.judges.failure import BYTES, REST_MEMORY, Failure
 from kvtrail.connector.simulate.pairs.engine import DECODE, PREFILL, Engine
 from kvtrail.connector.simulate.pairs.router import Router
-from kvtrail.connector.simulate.run import FLUSH_STEPS, Played, judged_alone
+from kvtrail.connector.simulate.run import FLUSH_STEPS, MUCH_LATER_S, Played, judged_alone
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.workers.contents import Shared
 from kvtrail.tracer.events.events import Lookup
@@ -93,7 +93,7 @@ class PairRun:
         """Look at what is left, and shut the engines down."""
         in_memory.flush()
         for engine in self.engines:
-            engine.end_recording()
+            engine.exporter.seal(later_s=MUCH_LATER_S if engine.error is None else 0)
         # As long as a living engine has a request, the other one may know of it.
         names = self.router.names
         unended = {names.get(each) for engine in self.engines if engine.error is None for each in left_in(engine)}
