@@ -84,7 +84,7 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     connector_id = next(e.connector_id for e in events if isinstance(e, RequestStart))
     events = [e for e in events if e.connector_id == connector_id or not isinstance(e, Lookup | Alloc)]
     requests = begun(events)
-    steps = _steps(events)
+    last = max(_step(e) for e in events if isinstance(e, RequestStart | RequestEnd | Reset | CacheReset))
     starts = {name: request.start for name, request in requests.items() if request.start is not None}
     notes = []
     if missing := recorded[-1].sequence + 1 - len(recorded):
@@ -106,7 +106,7 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
             name,
             prompt=made[name][0],
             max_tokens=requests[name].max_tokens,
-            at_step=steps[start.sequence],
+            at_step=_step(start),
             priority=start.request_priority or 0,
             output=made[name][1],
         )
@@ -128,8 +128,8 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     return Workload(
         scenario=Scenario(
             arrivals=arrivals,
-            aborts=tuple(_aborts(requests, steps)),
-            resets=tuple(_resets(events, steps)),
+            aborts=tuple(_aborts(requests)),
+            resets=tuple(_resets(events)),
             num_blocks=_number(resource, semconv.POOL_BLOCKS.key, "how many KV blocks the engine had"),
             block_size=block_size,
             drafts=int(resource.get(semconv.DRAFTS.key) or 0),
@@ -137,7 +137,7 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
             settings=settings,
             recompute=resource.get(semconv.LOAD_FAILURES.key) != "fail",
             workers=Workers(ends=tuple(_ends(events)), fails=fails),
-            most_steps=max(steps.values(), default=0) + SPARE_STEPS,
+            most_steps=last + SPARE_STEPS,
         ),
         requests=requests,
         events=events,
@@ -236,27 +236,22 @@ def _recorder(history: History, name: str | None) -> str:
     return next(iter(found))
 
 
-def _steps(events: Sequence[Event]) -> dict[int, int]:
-    """The scheduling step of each start, end and reset, by the event's sequence number.
+def _step(event: RequestStart | RequestEnd | Reset | CacheReset) -> int:
+    """The scheduling step of an event.
 
     Raises:
-        NotDrivable: one is not recorded.
+        NotDrivable: it is not recorded.
     """
-    steps: dict[int, int] = {}
-    for event in events:
-        if isinstance(event, RequestStart | RequestEnd | Reset | CacheReset):
-            if event.scheduler_step is None:
-                raise NotDrivable(
-                    "the history cannot be driven again: it does not say in which scheduling step each request arrived and"
-                    " ended"
-                )
-            steps[event.sequence] = event.scheduler_step
-    return steps
+    if event.scheduler_step is None:
+        raise NotDrivable(
+            "the history cannot be driven again: it does not say in which scheduling step each request arrived and ended"
+        )
+    return event.scheduler_step
 
 
-def _aborts(requests: Mapping[str, RecordedRequest], steps: Mapping[int, int]) -> list[Abort]:
+def _aborts(requests: Mapping[str, RecordedRequest]) -> list[Abort]:
     ends = ((name, request.end) for name, request in requests.items())
-    return [Abort(name, steps[end.sequence]) for name, end in ends if end is not None and end.outcome == "aborted"]
+    return [Abort(name, _step(end)) for name, end in ends if end is not None and end.outcome == "aborted"]
 
 
 def _ends(events: Sequence[Event]) -> Iterator[tuple[str, int]]:
@@ -303,7 +298,7 @@ def _fails(
     return tuple(fails), unknown
 
 
-def _resets(events: Sequence[Event], steps: Mapping[int, int]) -> list[CachesReset]:
+def _resets(events: Sequence[Event]) -> list[CachesReset]:
     """vLLM's resets and the connector's; two in the same step are one call."""
     made: dict[int, CachesReset] = {}
     running: set[str | None] = set()
@@ -313,10 +308,10 @@ def _resets(events: Sequence[Event], steps: Mapping[int, int]) -> list[CachesRes
         elif isinstance(event, RequestEnd | Preempt):
             running.discard(event.request)
         elif isinstance(event, CacheReset):
-            step = steps[event.sequence]
+            step = _step(event)
             made[step] = replace(made.get(step, CachesReset(step)), prefix_cache=True, running=bool(running))
         elif isinstance(event, Reset):
-            step = steps[event.sequence]
+            step = _step(event)
             made[step] = replace(made.get(step, CachesReset(step, prefix_cache=False)), connector=True)
     return list(made.values())
 
