@@ -1,8 +1,8 @@
-"""What a connector still holds when nothing is left to do, read from its own attributes.
+"""Finds what a connector still holds when all requests have ended, in its own attributes.
 
-Nothing is known of the connector, so few things count. Of its scheduler side: ids of requests that have ended, and numbers
-and containers with a name that says that they are temporary (pins, leases, what is pending) and that are not as they were at
-first. Of its worker side: bytes of tensors and arrays.
+Nothing else is known of the connector, so only a few things count. On the scheduler's side: ids of requests that have ended;
+and numbers and containers whose names say that they are temporary (pins, leases, pending work) and whose sizes differ from
+those at the start. On the worker's side: bytes of tensors and arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 MOST = 200_000
-"""Objects that are looked at."""
+"""Maximum number of objects that are inspected."""
 DEEPEST = 8
 _TEMPORARY = frozenset({
     "pin", "pins", "pinned", "lock", "locks", "locked", "lease", "leases", "leased", "inflight", "flight", "pending",
@@ -35,7 +35,7 @@ _OF_VLLM = frozenset({
 
 
 def held(connector: Any, ended: Set[str], ignored: Set[str]) -> dict[str, set[str]]:
-    """The ids of ended requests that a connector still holds, by the place where they are: `Store.tracked`.
+    """The ids of ended requests that a connector still holds, by the place that holds them, such as `Store.tracked`.
 
     Args:
         ended: ids that no live request has.
@@ -58,8 +58,8 @@ def held(connector: Any, ended: Set[str], ignored: Set[str]) -> dict[str, set[st
 
 
 def temporary(connector: Any, ignored: Set[str]) -> dict[str, int]:
-    """The size of what is temporary by its name: entries of a container, the sum of its numbers, or a number. One below zero
-    counts as well: something was given back twice."""
+    """The size of each attribute whose name says that it is temporary: the number of a container's entries, the sum of its
+    numbers, or a number. A negative number counts as well: something was given back twice."""
     sizes: dict[str, int] = {}
     for place, name, thing in _walk(connector, ignored):
         words = set(re.split(r"[^a-z]+", name.lower()))
@@ -79,7 +79,7 @@ def temporary(connector: Any, ignored: Set[str]) -> dict[str, int]:
 
 
 def stored_bytes(connectors: Iterable[Any]) -> int:
-    """Bytes of all tensors, arrays and byte strings that these connectors hold; memory that several share is counted once."""
+    """Bytes of all tensors, arrays and byte strings that these connectors hold; shared memory is counted once."""
     import numpy as np
     import torch
 
@@ -103,7 +103,7 @@ def stored_bytes(connectors: Iterable[Any]) -> int:
 
 
 def _walk(connector: Any, ignored: Set[str]) -> Iterator[tuple[str, str, Any]]:
-    """Everything that hangs on a connector's own attributes: its place, the name of its attribute, and the thing."""
+    """All objects that are reachable from a connector's own attributes: the place, the attribute's name, and the object."""
     waiting = deque([(type(connector).__name__.removeprefix("Traced"), "", connector, 0)])
     seen: set[int] = {id(connector)}
     while waiting and len(seen) < MOST:

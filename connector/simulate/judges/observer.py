@@ -1,5 +1,5 @@
-"""Judges a run on the bare scheduler by what needs no recording and no probe: what was ever computed, what requests read, and
-what is left when all of them have ended."""
+"""Judges a run on the bare scheduler without a recording and without a probe: by the tokens that were ever computed, by the
+KV that requests read, and by what is left when all of them have ended."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from kvtrail.tracer.model.words import some
 KEEPS = "kvtrail_keeps"
 """Attribute of a connector's class: names of attributes that may remember requests after their end."""
 FLUSH = 64
-"""Requests that come when all others have ended, to tell a memory of the latest requests from a leak."""
+"""Number of requests that arrive when all others have ended, to tell a memory of the latest requests from a leak."""
 UNBOUNDED = 1000
-"""How many ended requests a memory with a bound may know of at most."""
+"""Maximum number of ended requests that a bounded memory may hold."""
 LISTED = 8
-"""Ended requests for which lookups are compared with what events list."""
+"""Number of ended requests for which a lookup is compared with the KV cache events."""
 PATIENCE = 3
-"""How often the same prompt may come until it is found again."""
+"""Number of times that the same prompt may arrive again until a lookup finds it."""
 
 
 class Observer:
     """Watches one connector object of a bare scheduler.
 
     Attributes:
-        seen: what was wrong.
+        seen: the failures.
         capacity_compared: whether the store was full in the end, and its capacity was compared with that of a new one.
-        kv_events: what its KV cache events say.
-        asked_of_failed: lookups of prompts that a step had computed, in part, of a load that had failed.
+        kv_events: the judge of its KV cache events.
+        asked_of_failed: the number of lookups of prompts that a step had computed, in part, from a failed load.
     """
 
     def __init__(self, stage: BareScheduler, connector: Any) -> None:
@@ -65,21 +65,21 @@ class Observer:
         self._at_first = leftovers.temporary(connector, self._ignored)
         self._prefixes = stage.shared.prefixes
         self._computed: set[int] = set()
-        """The prefixes that some request has held the KV of since the connector's last reset."""
+        """The prefixes whose KV some request has held since the connector's last reset."""
         self._entered: dict[str, int] = {}
         self._reset_step: int | None = None
         self._ended: dict[str, str] = {}
-        """How each request ended, the latest last."""
+        """The outcome of each ended request, the latest last."""
         self._latest: deque[Any] = deque(maxlen=LISTED)
-        """Of the latest, vLLM's objects."""
+        """vLLM's objects of the latest ended requests."""
         self._hit: tuple[int, int, Any] = (0, 0, None)
-        """The largest hit: its tokens, the end of the prefix that was found, and its request."""
+        """The largest hit: its number of tokens, the end of its prefix, and its request."""
         self.seen: dict[tuple[str, str], Failure] = {}
         self.capacity_compared = False
         self.asked_of_failed = 0
         self.kv_events = KVEvents(partial(self._note, EVENTS), stage.hash_block_size)
         self._events: list[Any] = []
-        """KV cache events of this step: what they report may have been computed in it."""
+        """KV cache events of this step, which may report blocks that the step itself computes."""
         self._calls.on_events.append(self._events.extend)
 
     # What lookups claim.
@@ -89,7 +89,7 @@ class Observer:
         if worker is not None and worker.model is not None and returned is not None:
             self.asked_of_failed += not worker.model.of_failed.isdisjoint(prefixes[computed : request.num_tokens - 1])
         if not returned or returned < 0 or computed + returned > request.num_tokens or self._has_other_writers:
-            return  # the rules judge that, or nobody knows what is stored
+            return  # rules judge such answers; with other writers, nobody knows what is stored
         self.kv_events.looked_up(request, computed, returned, self._stage.steps)
         end = computed + returned
         if prefixes[end - 1] in self._computed:
@@ -106,7 +106,7 @@ class Observer:
         )
 
     def _stepped(self, output: Any, report: Any) -> None:
-        """Enter what the step's requests hold now. A failed load's blocks, and what is behind them, are no KV."""
+        """Enter the prefixes that the step's requests hold now. After a failed load, they hold no KV there."""
         invalid, blocks_of = report.invalid_block_ids, self._stage.scheduler.kv_cache_manager.get_block_ids
         for request_id in output.num_scheduled_tokens:
             request = self._stage.scheduler.requests.get(request_id)
@@ -134,7 +134,7 @@ class Observer:
         from vllm.v1.request import RequestStatus
 
         if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
-            return  # what it counts as computed is on its way
+            return  # its computed tokens are still being loaded
         end = min(request.num_computed_tokens, request.num_tokens)
         begin = self._entered.get(request.request_id, 0)
         if end < begin:
@@ -145,7 +145,7 @@ class Observer:
         self._entered[request.request_id] = end
 
     def _was_reset(self, succeeded: bool | None) -> None:
-        """What running requests hold may be stored again."""
+        """Forget all prefixes but those of running requests, which may be stored again."""
         if succeeded is False or not self._resets:
             return
         self._computed.clear()
@@ -162,9 +162,9 @@ class Observer:
         run: Callable[[Sequence[Arrival]], None],
         capacity_when_new: Callable[[bool], capacity.Capacity] | None = None,
     ) -> None:
-        """When all requests have ended: look at what is left, and reset the connector and see whether it has forgotten, and
-        still stores. `run` runs some more requests, until all of their transfers have ended. With `capacity_when_new`,
-        that of the same store when it was new, also look whether it has lost some."""
+        """When all requests have ended, check what is left; then reset the connector, and check that it has forgotten its
+        contents and still stores. `run` runs some more requests until all of their transfers have ended. With
+        `capacity_when_new`, also compare the store's capacity with its capacity when it was new."""
         run(())
         if self._keeps_blocks():
             return
@@ -172,7 +172,7 @@ class Observer:
             self._counted()
             self._remembered(run)
         if self._connector is not self._stage.connectors[0]:
-            return  # of its children, another one may have stored what is found
+            return  # another child may have stored what a lookup finds
         self._lists(run)
         if capacity_when_new is not None and not self._has_other_writers:
             self._has_capacity(run, capacity_when_new)
@@ -215,13 +215,13 @@ class Observer:
         return bool(free != total or stray)
 
     def _hears_of_ends(self) -> bool:
-        """Whether its workers can tell the connector what has ended: a fake that knows nothing of it makes no metadata."""
+        """Whether its workers can tell the connector which transfers have ended: the general fake makes no metadata."""
         plain: Any = self._plain
         own = isinstance(self._stage.worker, OwnWorker) or part_of(plain, "fake") is not None
         return own or not overrides(plain, "build_connector_worker_meta")
 
     def _counted(self) -> None:
-        """What the probe counts, and what is temporary by its name."""
+        """Check the probe's counts, and the attributes that are temporary by their names."""
         for name, count in self._connector._kvtrail.temporary(self._connector).items():
             if count:
                 self._note(
@@ -239,7 +239,7 @@ class Observer:
                 )
 
     def _remembered(self, run: Callable[[Sequence[Arrival]], None]) -> None:
-        """Requests that are remembered after their end, unless it is a memory of the latest ones."""
+        """Check for requests that the connector remembers after their end, unless it remembers just the latest ones."""
         before, ended = dict(self._ended), list(self._ended)
         held = self._held(before)
         suspects = {place: ids for place, ids in held.items() if ids != set(ended[len(ended) - len(ids) :])}
@@ -272,7 +272,7 @@ class Observer:
     def _has_capacity(
         self, run: Callable[[Sequence[Arrival]], None], when_new: Callable[[bool], capacity.Capacity]
     ) -> None:
-        """The store is as large as it was, and its workers give back what it evicts."""
+        """Check that the store has its old capacity, and that its workers free what it evicts."""
 
         def compared(at_once: bool) -> capacity.Capacity:
             self.capacity_compared = True
@@ -284,12 +284,12 @@ class Observer:
         try:
             text = capacity.lost(self._stage, run, compared)
         except capacity.Unserved:
-            return  # which is reported by itself
+            return  # a hang, which is reported by itself
         if text is not None:
             self._note(REST_ROOM, "the store has lost room", text)
 
     def _lists(self, run: Callable[[Sequence[Arrival]], None]) -> None:
-        """What KV cache events list as stored is found when nothing else is to be done."""
+        """Check that lookups find the blocks that KV cache events list as stored, when all requests have ended."""
         found: list[int] = []
 
         def looked_up(_: Any, computed: int, returned: int | None) -> None:
@@ -314,7 +314,7 @@ class Observer:
                 return
 
     def _forgets(self, run: Callable[[Sequence[Arrival]], None]) -> None:
-        """At rest a reset must succeed; then the largest hit is none any more, and becomes one again."""
+        """Check that a reset succeeds when all requests have ended, and that the largest hit is stored and found again."""
         returned, end, request = self._hit
         if request is None or not self._resets:
             return
@@ -326,8 +326,8 @@ class Observer:
                 "All requests have ended, and the connector refuses to reset its cache (`reset_cache` answered False).",
             )
             return
-        # What was found has room in the store; with more of the request it may have none. The second step tells a connector
-        # that the tokens of the first are computed, which speculation leaves open.
+        # The hit fits into the store; more of the request may not. The second step tells a connector that the tokens of the
+        # first are computed, which is open with speculative decoding.
         tokens = list(request.all_token_ids)[: min(end + 1, self._stage.config.model_config.max_model_len - 2)]
         answers: list[int | None] = []
         self._calls.on_lookup.append(lambda _, __, returned: answers.append(returned))

@@ -1,7 +1,7 @@
 """The KV caches of one worker, in memory, and what they should hold, bit by bit.
 
-What the KV of a token is where a made-up model computes it: a number for each prefix, mixed with a secret of each place in
-a token's KV. So two tokens hold the same bits only if they have the same prefix, and are of the same layer.
+The made-up model computes a token's KV from a number for its prefix, mixed with secret bits for each place in the KV. So the
+KV of two tokens is equal only if they have the same prefix and belong to the same layer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 UNWRITTEN, FAILED, UNKNOWN = -1, -2, -3
-"""Numbers of no prefix: what a block holds before a load, what a failed load leaves and is computed of it, anything else."""
+"""Numbers of no prefix: contents before a load; contents of a failed load, or computed from one; unknown contents."""
 _ONE = np.int32(1 << 24)
 _FREE_BITS = np.int32(0x7E7FFFFF)
 """A number's bits lie among these, and `_ONE` is set: a float that is not 0, tiny or infinite, so that no copy changes it."""
@@ -30,11 +30,11 @@ class Prefixes:
         self._known: dict[str, tuple[Any, array[int]]] = {}
         """By request id: vLLM's request, and the numbers of its prefixes."""
         self._first: list[tuple[str, int]] = []
-        """The first request with each prefix, and the prefix's last token."""
+        """By number: the first request with the prefix, and the position of the prefix's last token."""
 
     def of(self, request: Any, drafts: Sequence[int] = ()) -> Any:
-        """The numbers of a request's prefixes, from that of its first token on, and then of those that end with each of these
-        drafts. An array of int32."""
+        """The numbers of a request's prefixes, one for each of its tokens and then for each of these draft tokens, as an
+        array of int32."""
         known, numbers = self._known.get(request.request_id, (None, array("i")))
         if known is not request:
             numbers = array("i")
@@ -55,7 +55,7 @@ class Prefixes:
             numbers.append(last)
 
     def name(self, number: int) -> str:
-        """A prefix, by the first request that had it."""
+        """A prefix in words: a token of the first request that had it."""
         request_id, at = self._first[number]
         return f"token {at} of {request_id}"
 
@@ -67,19 +67,19 @@ _SEEDS = count()
 
 
 class Shared:
-    """What engines of one model have in common: the numbers of prefixes, and a seed of the model's secrets. Those of another
-    model differ, so memory that was never written holds no KV of an earlier one by chance."""
+    """What engines of one model share: the numbers of prefixes, and the seed of the model's secrets. Another model has other
+    secrets, so that memory which was never written cannot hold valid KV of an earlier model."""
 
     def __init__(self) -> None:
         self.prefixes, self.seed = Prefixes(), next(_SEEDS)
 
 
 class Secret:
-    """What makes the KV of some heads of one layer another than that of all others: bits for each place in a token's KV, or
-    in the state after a token."""
+    """The bits that distinguish the KV of some heads of one layer from that of all others: one word for each place in a
+    token's KV, or in the state after a token."""
 
     def __init__(self, heads: Sequence[str], places: tuple[int, ...], *, is_state: bool = False) -> None:
-        """`heads` are their names, and `places` the shape of what each keeps of a token."""
+        """`heads` are their names, and `places` is the shape of a token's KV in one head."""
         self.subject = "the state after" if is_state else "the KV of"
         drawn = [np.random.default_rng([*name.encode()]).integers(0, 1 << 31, places, np.int32) for name in heads]
         self._bits = np.stack(drawn) & _FREE_BITS
@@ -92,7 +92,7 @@ class Secret:
         return words
 
     def number(self, words: Any) -> int | None:
-        """The number of a token's KV; None if it is none of this layer."""
+        """The number of a token's KV; None if it is not KV of this layer."""
         spread = (words ^ self._bits).ravel()
         first = spread[0]
         if (spread != first).any() or first & _ONE != _ONE or first & ~(_FREE_BITS | _ONE):
@@ -101,7 +101,7 @@ class Secret:
 
 
 def _spread(numbers: Any) -> Any:
-    """Numbers of 29 bits, in the free bits of a word."""
+    """Spread numbers of 29 bits over the free bits of words."""
     return (numbers & np.int32(0x7FFFFF)) | (numbers >> 23) << 25 | _ONE
 
 
@@ -139,12 +139,12 @@ class LayerCache:
             cache[target] = cache[source]
 
     def expect(self, blocks: Any, slots: Any, numbers: Any) -> None:
-        """Somebody is to write the KV of these tokens; until then nothing is there."""
+        """The connector should write the KV of these tokens; until then their slots hold none."""
         self._held[blocks, :, slots] = self.secret.words(np.full_like(numbers, UNWRITTEN))
         self._should[blocks, :, slots] = self.secret.words(numbers)
 
     def wrong(self) -> Any:
-        """For each slot of each block, whether it does not hold what it should."""
+        """For each slot of each block, whether it differs from what it should hold."""
         wrong = np.zeros((len(self._held), self.slots), bool)
         held, should = (cache.reshape(len(wrong), -1).view(np.uint64) for cache in (self._held, self._should))
         if not np.array_equal(held, should):
@@ -153,7 +153,7 @@ class LayerCache:
         return wrong
 
     def is_overwritten(self) -> bool:
-        """Whether anybody has written something else than what it should hold."""
+        """Whether anybody has written anything that it should not hold."""
         return bool(((self._held != self._should) & (self._held != _OF_NO_PREFIX[UNWRITTEN])).any())
 
     def words(self, block: int, slot: int) -> Any:
@@ -162,16 +162,16 @@ class LayerCache:
 
     @property
     def slots(self) -> int:
-        """Places of a block that hold something of their own: its tokens, or one state."""
+        """The number of slots of a block: one for each of its tokens, or one for a state."""
         return int(self._held.shape[2])
 
     def accept(self, blocks: Any) -> None:
-        """From now on these blocks should hold what they do."""
+        """Take the contents of these blocks as what they should hold."""
         self._should[blocks] = self._held[blocks]
 
 
 def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], prefixes: Prefixes) -> str:
-    """In words, what the words of one token's KV are: the KV of a prefix, in a layer, or none that was ever computed."""
+    """Describe the words of one token's KV: which prefix and layer they belong to, if they were ever computed."""
     for value, text in (
         (_OF_NO_PREFIX[0], "zeros"),
         (_OF_NO_PREFIX[UNWRITTEN], "nothing, since nobody had written there by then"),

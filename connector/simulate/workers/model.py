@@ -1,9 +1,9 @@
-"""A made-up model on KV caches in memory. It writes the KV of each step's tokens, and compares, bit by bit, every block
-that the step reads, and every other block that a running request holds.
+"""A made-up model on KV caches in memory. It writes the KV of each step's tokens, and compares, bit by bit, every block that
+the step reads and every other block that a running request holds.
 
 A recurrent layer is modelled as in vLLM's mode `align`: a step reads the state after the tokens before it, and writes that
-after its own last token into the block where that token lies; in mode `all` also that after the last token of each block. So
-a block holds the state after one token, and the number of that token's prefix stands for all of it.
+after its own last token into the block of that token; in mode `all`, it also writes the state after the last token of each
+block. So a block holds the state after one token, and the number of that token's prefix represents it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvtrail.tracer.events.cache_groups import ALL, MAMBA, CacheGroup
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where a KV cache group keeps what: tokens of a block, and whether that holds the state after one of them alone."""
+    """The layout of a KV cache group: tokens per block, and whether a block holds one recurrent state instead of their KV."""
 
     group: CacheGroup
     size: int
@@ -36,18 +36,18 @@ class _Layout:
         return tiny_model.STATE_SLOTS if self.is_state else self.size
 
     def start(self, end: int) -> int:
-        """The first token that the one at `end` sees."""
+        """The first token whose KV or state the token at `end` needs."""
         first = self.group.first_needed(end)
         assert first is not None, f"no layer of the tiny model is of kind {self.group.kind}"
         return first
 
     def slot(self, tokens: Any) -> Any:
-        """Where in its block each token's KV is, or the state after it."""
+        """The slot of each token's KV, or of the state after it, in its block."""
         return tokens * 0 if self.is_state else tokens % self.size
 
     def left_by_step(self, tokens: Any) -> Any:
-        """Which of a step's tokens leave something: all of them KV, the last one a state. In vLLM's mode `all` each block's
-        last one leaves a state as well."""
+        """An index of the step's tokens whose KV or state is kept: all tokens, or for a state only the last one. In vLLM's
+        mode `all`, the state after each block's last token is kept as well."""
         if not self.is_state:
             return slice(None)
         if self.group.cache_mode != ALL:
@@ -57,8 +57,8 @@ class _Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The tokens of a request whose KV, or the one whose state, must be in its blocks of a KV cache group, and the block and
-    the slot of each; `runs`: this step reads it."""
+    """The tokens of a request whose KV, or the one whose state, must be in its blocks of a KV cache group, with the block and
+    the slot of each. `runs`: this step reads them."""
 
     request: Any
     group: int
@@ -71,7 +71,7 @@ class _Read:
 
 @dataclass(slots=True)
 class _Wrong:
-    """Tokens of a request with wrong KV, by layer; the first one, its block and what that holds."""
+    """The tokens of a request with wrong KV, by layer; the first such token, its block, and what its slot holds."""
 
     read: _Read
     first: int
@@ -85,11 +85,11 @@ class Model:
 
     Attributes:
         ranks: tensor-parallel ranks, each with a part of every layer's heads.
-        caches: of each layer on each rank, by a name that says both.
-        wrong: what requests have read that was not theirs, in sentences, each once.
-        compared: how many blocks that a step reads were compared, all layers of a block counted as one.
-        loaded: how many loads were looked at.
-        of_failed: the numbers of prefixes that a step has computed of a load that had failed.
+        caches: the KV cache of each layer on each rank, by a name that contains both.
+        wrong: a sentence for each wrong read.
+        compared: the number of compared blocks that a step reads; all layers of a block count as one.
+        loaded: the number of compared loads.
+        of_failed: the numbers of prefixes that a step has computed from a failed load.
         copied: whether the connector has ever written to a KV cache.
     """
 
@@ -99,7 +99,7 @@ class Model:
         self._layouts = [
             _Layout(group, group.block_size or 1, is_state=group.kind == MAMBA) for group in groups_in(kv_cache, 1)
         ]
-        """Of each KV cache group."""
+        """The layout of each KV cache group."""
         shapes = [
             (kv_cache.num_blocks, HEADS // self.ranks, layout.slots, 2 * HIDDEN // HEADS) for layout in self._layouts
         ]
@@ -119,15 +119,15 @@ class Model:
         self._prefixes = shared.prefixes
         slots = max(layout.slots for layout in self._layouts)
         self._numbers = np.full((kv_cache.num_blocks, slots), UNKNOWN, np.int32)
-        """The prefix that each slot of each block should hold the KV of."""
+        """The prefix whose KV each slot of each block should hold."""
         self._given_to = np.zeros(kv_cache.num_blocks, np.int32)
         """The KV cache group that each block was last given to."""
         self._failed_now: set[int] = set()
-        """Blocks of the loads that have failed since the last step."""
+        """The blocks of loads that have failed since the last step."""
         self._unread: dict[str, Load] = {}
-        """Loads of requests that have not run since."""
+        """The loads of requests that have not run since, by request id."""
         self._awaited: list[tuple[Any, Load]] = []
-        """Loads that the workers have not been given yet."""
+        """The loads that the workers have not received yet."""
         self._reads: list[_Read] = []
         self._writes: list[Any] = []
         """The blocks, slots and numbers of the step's tokens, of each KV cache group."""
@@ -140,8 +140,8 @@ class Model:
     # A step.
 
     def begin(self, output: Any, failed: set[int], sampled: Mapping[str, Sequence[int]]) -> None:
-        """What this step reads and writes. What is computed of a load that has failed is scribble. `sampled` are the tokens
-        that the step gives each request; all but the last one are drafts that turned out right."""
+        """Begin a step: compare what it reads, and note what it writes. What is computed from a failed load counts as failed.
+        `sampled` are the tokens that the step generates for each request; all but the last one are accepted drafts."""
         self._reads.clear()
         self._found = {}
         writes: list[list[Any]] = [[] for _ in self._layouts]
@@ -180,8 +180,8 @@ class Model:
                 self._given_to[blocks] = group
 
     def run(self, layer: str) -> None:
-        """A layer runs: it writes the KV of the step's tokens, and then reads; a recurrent one reads first. Whether all
-        blocks hold what they should."""
+        """Run a layer: write the KV of the step's tokens, then compare all blocks with what they should hold. A recurrent
+        layer is compared first."""
         cache = self.caches[layer]
         if self._failed_now:
             self._scribble(cache, self._failed_now)  # layers may be loaded one by one
@@ -208,7 +208,7 @@ class Model:
         self._accept(cache, wrong, seen)
 
     def end(self) -> None:
-        """All layers have run. A state was overwritten in place, after it was read."""
+        """End a step: all layers have run. Layers overwrite a state in place after they have read it."""
         self._enter_writes(states=True)
         for request_id in {read.request.request_id for read in self._reads} & self._unread.keys():
             del self._unread[request_id]
@@ -217,7 +217,7 @@ class Model:
         self.wrong += map(self._sentence, self._found.values())
 
     def copy(self, output: Any) -> None:
-        """Copy the blocks that vLLM copies before this step: a request may use a part of each, and writes the rest."""
+        """Copy the blocks that vLLM copies before this step. A request uses a part of such a block, and writes the rest."""
         for source, target in getattr(output, "kv_cache_block_copies", None) or ():  # an older vLLM copies none
             for cache in self.caches.values():
                 cache.copy(source, target)
@@ -227,7 +227,7 @@ class Model:
     # Loads.
 
     def received(self, request_ids: Iterable[str], layers: Iterable[str]) -> None:
-        """Workers say that these loads have ended: from now on they are in place in these layers."""
+        """Compare loads that workers report as received: their KV must be in these layers."""
         for request_id in request_ids:
             load, request = self._unread.get(request_id), self._scheduler.requests.get(request_id)
             if load is None or request is None or request.is_finished():
@@ -244,22 +244,22 @@ class Model:
             self.wrong += [said + self._sentence(each) for each in self._found.values()]
 
     def fail(self, blocks: Collection[int], request_id: str) -> None:
-        """A load fails: its blocks hold scribble."""
+        """Fail a load: overwrite its blocks."""
         self._unread.pop(request_id, None)
         self._failed_now.update(blocks)
         for cache in self.caches.values():
             self._scribble(cache, blocks)
 
     def _scribble(self, cache: LayerCache, blocks: Iterable[int]) -> None:
-        """A layer of these blocks was not loaded."""
+        """Overwrite these blocks in one layer, as if their load had failed."""
         at, slots = self._slots(sorted(blocks), cache.slots)
         numbers = np.full(len(at), FAILED, np.int32)
         cache.write(at, slots, numbers)
         self._numbers[at, slots] = numbers
 
     def expect(self) -> None:
-        """The loads of this step may begin: what their blocks hold is undefined from now on. Until then a store may still
-        have read what they held before."""
+        """Begin the loads of this step: from now on, the contents of their blocks are undefined. Until now, a store could
+        still read the old contents."""
         self._failed_now.clear()
         for request, load in self._awaited:
             if not request.is_finished():
@@ -285,19 +285,19 @@ class Model:
         self._unread[request.request_id] = load
 
     def _slots(self, blocks: Sequence[int], of_each: int) -> tuple[Any, Any]:
-        """The blocks and slots of all that is in these blocks."""
+        """The block and the slot of each slot of these blocks."""
         return np.repeat(np.array(blocks, np.int64), of_each), np.tile(np.arange(of_each), len(blocks))
 
     # What is read.
 
     def _held(self) -> list[_Read]:
-        """What running requests hold that do not run in this step."""
+        """What running requests hold that this step does not schedule."""
         scheduled = {read.request.request_id for read in self._reads}
         idle = [request for request in self._scheduler.running if request.request_id not in scheduled]
         return [read for each in idle for read in self._read(each, each.num_computed_tokens, runs=False)]
 
     def _read(self, request: Any, end: int, *, runs: bool) -> list[_Read]:
-        """What a request's next token sees, of each KV cache group."""
+        """What a request's next token needs, by KV cache group."""
         reads = []
         for group, (layout, table) in enumerate(zip(self._layouts, self._tables(request.request_id), strict=True)):
             tokens = np.arange(layout.start(end), end)
@@ -309,7 +309,7 @@ class Model:
         return [np.array(table, np.int64) for table in self._scheduler.kv_cache_manager.get_block_ids(request_id)]
 
     def _compare_numbers(self, read: _Read) -> None:
-        """Whether the blocks that the step reads were written, or are to be loaded, for these prefixes."""
+        """Compare by number: the blocks that the step reads must have been written, or be loaded, for these prefixes."""
         held = self._numbers[read.blocks, read.slots]
         # vLLM 0.32 keeps what a failed load has left, and what was computed of that, in its prefix cache until the request
         # computes it again: for others where the request ends, and for itself where it is preempted.
@@ -317,7 +317,8 @@ class Model:
         self._note(read, wrong, [name for name, cache in self.caches.items() if cache.group == read.group])
 
     def _accept(self, cache: LayerCache, wrong: Any, seen: Any) -> None:
-        """What was found is not found again; what nobody may read yet is not looked at, unless a load is to write it."""
+        """Accept wrong contents, so that they are reported once; those that no read needs yet count as unknown. The blocks of
+        open loads stay as they are."""
         wrong[[block for load in self._unread.values() for into in load.of_groups for block in into]] = False
         cache.accept(wrong.any(axis=1))
         wrong[seen] = False
@@ -325,7 +326,7 @@ class Model:
         self._numbers[:, : cache.slots][wrong] = UNKNOWN
 
     def _note(self, read: _Read, wrong: Any, layers: list[str]) -> None:
-        """Enter which of the tokens of a read are wrong in these layers."""
+        """Note the tokens of a read that are wrong in these layers."""
         tokens = read.tokens[wrong].tolist()
         if not tokens:
             return
