@@ -192,7 +192,7 @@ def write_weights(
     noise = {name: torch.randn(shape, generator=generator) * WEIGHT_DEVIATION for name, shape in shapes.items()}
     # Of two engines with one folder, one may read while the other writes.
     whole = folder / f"{os.getpid()}.partial"
-    save_file({f"{prefix}.{name}": tensor for name, tensor in (noise | weights).items()}, whole)
+    save_file({f"{prefix}.{name}": tensor for name, tensor in {**noise, **weights}.items()}, whole)
     whole.replace(folder / "model.safetensors")
 
 

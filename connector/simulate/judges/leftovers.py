@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from types import ModuleType
 from typing import Any
 
@@ -43,17 +43,8 @@ def held(connector: Any, ended: Set[str], ignored: Set[str]) -> dict[str, set[st
     """
     found: dict[str, set[str]] = {}
     for place, _, thing in _walk(connector, ignored):
-        names: Collection[Any] = ()
-        if isinstance(thing, Mapping | Set | list | tuple | deque):
-            names = list(thing)
-        elif type(thing).__module__ == "vllm.v1.request":
-            names = (getattr(thing, "request_id", None),)
-        elif not isinstance(thing, int):
-            names = [value for _, _, value in _below(place, "", thing) if isinstance(value, str)]
-        for name in names:
-            for each in name if isinstance(name, tuple) else (name,):
-                if isinstance(each, str) and each in ended:
-                    found.setdefault(place, set()).add(each)
+        if isinstance(thing, str) and thing in ended:
+            found.setdefault(place, set()).add(thing)
     return found
 
 
@@ -94,42 +85,46 @@ def stored_bytes(connectors: Iterable[Any]) -> int:
                     thing = thing.base
                 address = thing.ctypes.data  # a tensor's, where the array is a view of one
                 sizes[address] = max(thing.nbytes, sizes.get(address, 0))
-            elif isinstance(thing, bytearray):
+            elif isinstance(thing, bytes | bytearray):
                 sizes[id(thing)] = len(thing)
-            elif isinstance(thing, Mapping | Set | list | tuple | deque):
-                values = thing.values() if isinstance(thing, Mapping) else thing
-                sizes |= {id(value): len(value) for value in values if isinstance(value, bytes)}
     return sum(sizes.values())
 
 
 def _walk(connector: Any, ignored: Set[str]) -> Iterator[tuple[str, str, Any]]:
-    """All objects that are reachable from a connector's own attributes: the place, the attribute's name, and the object."""
+    """All objects that are reachable from a connector's own attributes: the place, the attribute's name, and the object. The
+    place of a text is that of the object or the container that holds it."""
     waiting = deque([(type(connector).__name__.removeprefix("Traced"), "", connector, 0)])
     seen: set[int] = {id(connector)}
     while waiting and len(seen) < MOST:
         place, name, thing, depth = waiting.popleft()
         yield place, name, thing
-        if depth >= DEEPEST:
-            continue
         for below, called, each in _below(place, name, thing):
             if called in ignored or called.startswith("_kvtrail") or (depth == 0 and called in _OF_VLLM):
                 continue
-            if isinstance(each, int):  # every place counts its own
+            if isinstance(each, str | bytes):
+                yield place, name, each
+            elif isinstance(each, int):  # every place counts its own
                 if called != name:
                     yield below, called, each
-            elif not isinstance(each, str | bytes | float | type(None)) and id(each) not in seen:
+            elif depth < DEEPEST and not isinstance(each, float | None) and id(each) not in seen:
                 seen.add(id(each))
                 waiting.append((below, called, each, depth + 1))
 
 
 def _below(place: str, name: str, thing: Any) -> Iterator[tuple[str, str, Any]]:
+    """The things that this one holds: the place, the attribute's name, and the object. In a mapping, a text counts only as a
+    key, which may name a request, and bytes count only as a value, which may be KV."""
     if isinstance(thing, Mapping):
         for key, value in list(thing.items()):
-            yield place, name, value
-            yield place, name, key
+            if not isinstance(value, str):
+                yield place, name, value
+            if not isinstance(key, bytes):
+                yield place, name, key
     elif isinstance(thing, Set | list | tuple | deque):
         for value in list(thing):
             yield place, name, value
+    elif type(thing).__module__ == "vllm.v1.request":
+        yield place, name, getattr(thing, "request_id", None)
     elif not (isinstance(thing, type | ModuleType) or type(thing).__module__.startswith(_NOT_ITS_OWN)):
         for called in (*getattr(thing, "__dict__", ()), *_slots(type(thing))):
             if (value := getattr(thing, called, None)) is not None and not callable(value):
