@@ -1,7 +1,7 @@
-"""An engine without a model, on which a scenario is played: vLLM's bare scheduler.
+"""Runs scenarios on an engine without a model: vLLM's bare scheduler.
 
 The scheduler, its prefix cache, its preemptions and the connector's scheduler side are real. The model and the workers are
-fakes, so that it runs thousands of steps a second.
+fakes, so that it runs thousands of steps per second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvtrail.connector.simulate.workers.worker import FakeWorker
 from kvtrail.tracer.events.cache_groups import CacheGroup
 
 HANDED_ON = {"do_remote_decode": True}
-"""The `kv_transfer_params` of a request that is handed on, in the words of vLLM's disaggregated prefilling."""
+"""The `kv_transfer_params` of a request whose KV another engine will load, as in vLLM's disaggregated prefilling."""
 
 
 class BareScheduler:
@@ -32,15 +32,15 @@ class BareScheduler:
     exactly.
 
     Attributes:
-        scheduler: vLLM's.
-        steps: scheduling steps so far.
-        latest_steps: within this many steps every transfer ends.
-        block_sizes: tokens of a block, of each KV cache group.
-        hash_block_size: tokens of a block that has a hash, of a request's `block_hashes`.
-        calls: what the scheduler and the connector say to each other; nothing without a connector.
-        worker: what stands for the connector's workers.
-        connectors: the connector and, if it has any, its children.
-        shared: what it has in common with other engines of the same model.
+        scheduler: vLLM's scheduler.
+        steps: number of scheduling steps so far.
+        latest_steps: number of steps within which every transfer ends.
+        block_sizes: tokens per block of each KV cache group.
+        hash_block_size: tokens per hash in a request's `block_hashes`.
+        calls: the calls between the scheduler and the connector; none without a connector.
+        worker: the connector's workers, real or fake; None without a connector.
+        connectors: the connector and its children.
+        shared: the prefixes and the seed that engines of the same model share.
         observers: called after each step with vLLM's output and the workers' report.
         on_outputs: called after each step with what the clients get, vLLM's `EngineCoreOutput` of each request.
     """
@@ -66,11 +66,11 @@ class BareScheduler:
             folder: for the model's configuration and what a fake backend stores.
             connector: a `kv_transfer_config`; None runs without a connector.
             own_workers: run the connector's own worker side, on KV caches in memory, instead of a fake.
-            copies: let the fake workers copy, on KV caches in memory, where the connector's plans say what.
+            copies: let the fake workers copy KV caches in memory, where the connector's plans list the copies.
             drafts: speculative tokens per step; a random part of them is rejected.
             groups: KV cache groups of the model, a layer each; none for one group of all layers.
             workers: how the fake workers behave.
-            shared: what it has in common with other engines of the same model; None if there are none.
+            shared: the prefixes and the seed that engines of the same model share; None if there are no others.
             overrides: vLLM engine arguments.
 
         Raises:
@@ -256,8 +256,8 @@ class BareScheduler:
                 self.scheduler.kv_cache_manager.evict_blocks(self.calls.failed[request_id])
 
     def _reserve_nothing_twice(self) -> None:
-        """Drop vLLM's reservations for requests that hold no blocks, such as one whose load between steps failed from its
-        first block on. vLLM reserves the blocks that such a request needs, and then gives it only other blocks: a fault of
+        """Drop vLLM's reservations for requests that hold no blocks, such as one whose load between steps failed at its first
+        block. vLLM reserves the blocks that such a request needs, and then gives it only other blocks: a fault of
         vLLM (docs/findings.md)."""
         reserved: set[Any] = getattr(self.scheduler, "_inflight_prefills", set())  # other versions reserve nothing
         reserved -= {request for request in reserved if not self._blocks(request.request_id)}
@@ -284,7 +284,7 @@ class BareScheduler:
             self.step()
 
     def _sample(self, request_id: str, drafted: int) -> list[int]:
-        """A token, if the step computes the last known token of the request, and as many more as drafts are accepted."""
+        """The tokens that a step generates for a request: one, and one for each accepted draft; none during its prefill."""
         request = self.scheduler.requests[request_id]
         if request.num_computed_tokens < request.num_tokens:
             return []
@@ -297,10 +297,10 @@ class BareScheduler:
 
 
 def _hold_states(config: Any, kv_cache: Any, drafts: int) -> None:
-    """Configure vLLM for recurrent layers, if there are any, as it does itself when prefixes are cached.
+    """Configure vLLM for recurrent layers, if there are any, as vLLM itself does when prefix caching is on.
 
     Raises:
-        ValueError: their states with speculative tokens are not simulated.
+        ValueError: recurrent states with speculative tokens are not simulated.
     """
     for group in kv_cache.kv_cache_groups:
         if hasattr(group.kv_cache_spec, "mamba_cache_mode"):
