@@ -40,18 +40,19 @@ class Answer:
     """One answer of the connector beside the recorded one.
 
     Attributes:
-        number: its place among all answers, from 0, in the recorded order.
-        request: its id in the scenario.
+        number: its index among all answers, in the recorded order.
+        request: the request's id in the scenario.
         epoch: the request's preemption epoch.
         call: LOOKUP or ALLOCATION.
-        at_ns: when it was recorded, Unix nanoseconds; of one that was not, when the one before it was.
-        asked: what the scheduler asked: tokens in all and computed; of an allocation, external tokens and blocks. As
-            recorded, or of this run where nothing was recorded.
-        recorded, driven: the answers; None where there was no such call. That to an allocation is empty, if it is no error.
+        at_ns: the recorded time, Unix nanoseconds; for an answer that was not recorded, the time of the one before it.
+        asked: the scheduler's question: the numbers of all tokens and of computed tokens; for an allocation, of external
+            tokens and of blocks. As recorded, or as in this run if nothing was recorded.
+        recorded, driven: the answers; None if there was no such call. The answer to an allocation is empty or an error.
         outcome: how they compare.
-        reason: why they cannot be compared; empty where they can.
+        reason: why they cannot be compared; empty if they can.
         recorded_breaks, driven_breaks: the rules that the answers broke.
-        explanation: of the rules that only this run's answer broke, or else of those that the recorded one did.
+        explanation: the explanations of the rules that only this run's answer broke, or else of those that the recorded
+            one broke.
     """
 
     number: int
@@ -75,11 +76,11 @@ class Comparison:
 
     Attributes:
         answers: every recorded answer, in the order of the recording, and those that only the run has.
-        preemptions, driven_preemptions: of all requests.
-        hits, driven_hits: external tokens that lookups answered; only the last answer before each admission counts.
-        findings, driven_findings: (rule, request), of the recording and of the run.
-        error: what the engine died of when it was recorded; None if it lived.
-        doubts: why a difference may be due to the re-drive and not to the connector, in sentences.
+        preemptions, driven_preemptions: number of preemptions of all requests.
+        hits, driven_hits: number of external tokens that lookups found; only the last answer before each admission counts.
+        findings, driven_findings: (rule, request) of each finding of the recording and of the run.
+        error: the error that ended the recorded engine; None if it lived.
+        doubts: why the re-drive, rather than the connector, may cause a difference, in sentences.
     """
 
     answers: tuple[Answer, ...]
@@ -94,7 +95,7 @@ class Comparison:
 
     @property
     def parting(self) -> Answer | None:
-        """The first answer that is not the same as recorded, or that cannot be compared."""
+        """The first answer that differs from the recorded one or cannot be compared."""
         return next((each for each in self.answers if each.outcome is not Outcome.SAME), None)
 
     @property
@@ -104,7 +105,7 @@ class Comparison:
 
     @property
     def outcomes(self) -> Counter[Outcome]:
-        """How many answers had each outcome."""
+        """The number of answers with each outcome."""
         return Counter(each.outcome for each in self.answers)
 
     @property
@@ -134,8 +135,8 @@ def compare(
 
     Args:
         recorded, driven: the requests of both, by the scenario's ids.
-        events: of the recording.
-        doubts: why a difference may be due to the re-drive and not to the connector, in sentences.
+        events: the events of the recording.
+        doubts: as in `Comparison`.
     """
     findings, broken = _judged(events)
     _, broken_now = _judged(played.events if played.findings else ())
@@ -153,8 +154,8 @@ def compare(
 
 
 def same_error(recorded: str, driven: str) -> bool:
-    """Whether two errors are the same: by their classes and the numbers in their texts, since versions word them
-    differently."""
+    """Whether two errors have the same class and the same numbers in their texts, since their wording differs between
+    versions."""
 
     def signature(error: str) -> tuple[str, list[str]]:
         name, _, text = without_place(error).partition(":")
@@ -165,7 +166,7 @@ def same_error(recorded: str, driven: str) -> bool:
 
 Call = Lookup | Alloc
 _Pair = tuple[str, Call | None, Call | None]
-"""A request's call as recorded, and the one at the same place of the same epoch in the run."""
+"""A request's recorded call, and the call of the run with the same index in the same epoch."""
 
 
 def _pairs(recorded: Mapping[str, RecordedRequest], driven: Mapping[str, RecordedRequest]) -> list[_Pair]:
@@ -251,20 +252,20 @@ def _answer(event: Call) -> Facts:
 
 
 def _same_question(one: Call, other: Call) -> bool:
-    """Whether all that both say of the question is equal."""
+    """Whether the questions agree in everything that both record."""
     then, now = _question(one), _question(other)
     return type(one) is type(other) and all(now[name] in (None, then[name]) for name in then if then[name] is not None)
 
 
 def _same(recorded: Facts, driven: Facts) -> bool:
-    """Whether two answers tell the scheduler the same. What the store held and where the answer came from are shown only."""
+    """Whether two answers mean the same to the scheduler. What the store held and where the answer came from do not count."""
     if "error" in recorded and "error" in driven:
         return same_error(recorded["error"], driven["error"])
     return all(recorded.get(name) == driven.get(name) for name in ("returned", "is_async", "error"))
 
 
 def _found_the_same(one: Call, other: Call) -> bool:
-    """Whether the store held the same for both, so that only the connector makes a difference."""
+    """Whether the store held the same for both, so that only the connector can cause the difference."""
     if not isinstance(one, Lookup) or not isinstance(other, Lookup) or one.matched is None:
         return False
     return one.matched == other.matched
