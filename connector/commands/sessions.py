@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,7 +47,7 @@ def watched(session: Callable[[OnProgress], Checked], *, steps: int | None) -> t
     came: list[int] = []
     of = "" if steps is None else f" of {steps:,}"
     try:
-        with _interrupts() as came, terminal.status() as say, _vllm_silent():
+        with _interrupts() as came, terminal.status() as say:
 
             def on_progress(checked: Checked, doing: str) -> None:
                 latest[:] = [checked]
@@ -80,18 +79,6 @@ def _interrupts() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _vllm_silent() -> Iterator[None]:
-    """A context without vLLM's log, whose messages about provoked failures would precede the result."""
-    logger = logging.getLogger("vllm")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def end(context: click.Context, written: Sequence[Path], *, interrupted: int, code: int) -> None:
