@@ -37,7 +37,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the commands
     "HF_HUB_OFFLINE": "1",
 }
-"""Set before vLLM is imported, unless the user has set them."""
+"""Environment variables that are set before vLLM is imported, unless the user has set them."""
 
 OPTIONS: dict[str, Any] = {
     "served_model_name": "tiny-opt",
@@ -57,7 +57,7 @@ make vLLM admit a request only when all of it fits."""
 
 
 def prepare_environment() -> None:
-    """Make vLLM run in this process, quietly, on two cores."""
+    """Let vLLM run in this process, with few threads and few log lines."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import torch
