@@ -126,22 +126,26 @@ class LayerCache:
         self.tensor: Any = torch.full(shape, -1.0)
         self._held = self.tensor.numpy().view(np.int32)
         self._should = self._held.copy()
+        self._expected = np.zeros(shape[::2], bool)
+        """The slots that the connector should write, and that the model has not written since."""
 
     def write(self, blocks: Any, slots: Any, numbers: Any) -> None:
         """The model writes the KV of these tokens."""
         words = self.secret.words(numbers)
         self._held[blocks, :, slots] = words
         self._should[blocks, :, slots] = words
+        self._expected[blocks, slots] = False
 
     def copy(self, source: int, target: int) -> None:
         """vLLM copies a block."""
-        for cache in (self._held, self._should):
+        for cache in (self._held, self._should, self._expected):
             cache[target] = cache[source]
 
     def expect(self, blocks: Any, slots: Any, numbers: Any) -> None:
         """The connector should write the KV of these tokens; until then their slots hold none."""
         self._held[blocks, :, slots] = self.secret.words(np.full_like(numbers, UNWRITTEN))
         self._should[blocks, :, slots] = self.secret.words(numbers)
+        self._expected[blocks, slots] = True
 
     def wrong(self) -> Any:
         """For each slot of each block, whether it differs from what it should hold."""
@@ -152,9 +156,9 @@ class LayerCache:
             wrong[blocks] = (self._held[blocks] != self._should[blocks]).any(axis=(1, 3))
         return wrong
 
-    def is_overwritten(self) -> bool:
-        """Whether anybody has written anything that it should not hold."""
-        return bool(((self._held != self._should) & (self._held != _OF_NO_PREFIX[UNWRITTEN])).any())
+    def is_written_to(self, wrong: Any) -> bool:
+        """Whether anybody but the model has written to wrong slots, or to those that the connector should write."""
+        return bool((self._held.swapaxes(1, 2)[wrong | self._expected] != _OF_NO_PREFIX[UNWRITTEN]).any())
 
     def words(self, block: int, slot: int) -> Any:
         """The KV of one token, as it is."""

@@ -197,9 +197,9 @@ class Model:
 
     def _compare(self, cache: LayerCache, layer: str) -> None:
         wrong = cache.wrong()
+        self.copied = self.copied or cache.is_written_to(wrong)
         if not wrong.any():
             return
-        self.copied = self.copied or cache.is_overwritten()
         seen = np.zeros_like(wrong)
         for read in (*self._reads, *self._held()):
             if read.group == cache.group:
@@ -213,7 +213,6 @@ class Model:
         for request_id in {read.request.request_id for read in self._reads} & self._unread.keys():
             del self._unread[request_id]
             self.loaded += 1
-            self.copied = self.copied or request_id not in self._found
         self.wrong += map(self._sentence, self._found.values())
 
     def copy(self, output: Any) -> None:
@@ -239,7 +238,6 @@ class Model:
                 read, wrong = reads[cache.group], cache.wrong()
                 wrong[np.setdiff1d(read.blocks, load.of_groups[cache.group])] = False
                 self._note(read, wrong[read.blocks, read.slots], [layer])
-            self.copied = self.copied or not self._found
             said = f"after the workers had reported the load of {request_id} as received, "
             self.wrong += [said + self._sentence(each) for each in self._found.values()]
 
