@@ -13,15 +13,14 @@ from kvtrail.refused import Refused
 
 
 def vllm_ready(command: str) -> None:
-    """Import vLLM in this process. By default it logs nothing: the failures that a command provokes are in its result. A
-    connector in the current folder can be imported, too.
+    """Import vLLM in this process, with its logging turned down. A connector in the current folder can be imported, too.
 
     Raises:
         Refused: it is not installed; the text says so.
     """
     from kvtrail.connector.simulate import tiny_model
 
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     tiny_model.prepare_environment()
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # last, so that a file here hides no package

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ def watched(session: Callable[[OnProgress], Checked], *, steps: int | None) -> t
     came: list[int] = []
     of = "" if steps is None else f" of {steps:,}"
     try:
-        with _interrupts() as came, terminal.status() as say:
+        with _interrupts() as came, terminal.status() as say, _vllm_silent():
 
             def on_progress(checked: Checked, doing: str) -> None:
                 latest[:] = [checked]
@@ -79,6 +80,18 @@ def _interrupts() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _vllm_silent() -> Iterator[None]:
+    """A context without vLLM's log, whose messages about provoked failures would precede the result."""
+    logger = logging.getLogger("vllm")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def end(context: click.Context, written: Sequence[Path], *, interrupted: int, code: int) -> None:
