@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import cycle, permutations
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,7 @@ def engine(folder: Path, count: int, layers: int) -> None:
     from kvtrail.connector.registration import resolve
     from kvtrail.connector.tracing.traced import Tracing, TracingHMA
 
-    llm = tiny_model.build(folder / "model", {"kv_connector": SIDES[0]}, layers=layers)
+    llm = tiny_model.build(folder / "model", {"kv_connector": SIDES[0]}, write=partial(tiny_model.write, layers=layers))
     connectors = [llm.llm_engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()]
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
     cpu: dict[str, list[float]] = {side: [] for side in SIDES}
@@ -285,7 +286,7 @@ def looking(folder: Path, count: int, layers: int, rate: str) -> None:
         "kv_connector": SIDES[0],
         "kv_connector_extra_config": {"kvtrail": {"fingerprints": rate}},
     }
-    llm = tiny_model.build(folder / "model", connector, layers=layers)
+    llm = tiny_model.build(folder / "model", connector, write=partial(tiny_model.write, layers=layers))
     objects: list[Any] = [llm.llm_engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()]
     wrapped = [{call: vars(each)[call] for call in each._kvtrail_checks.wrapped} for each in objects]
     shares: list[tuple[float, float, float]] = []

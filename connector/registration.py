@@ -101,6 +101,15 @@ def configuration(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def untraced(name: str) -> Any:
+    """The untraced class of a connector; None of one that cannot be imported: vLLM says more of it."""
+    try:
+        cls = resolve(configuration(name, {})["kv_connector"])
+    except Exception:  # of whatever its module raises when it is imported
+        return None
+    return getattr(cls, "_kvtrail_plain", cls)
+
+
 def register() -> None:
     """vLLM's `vllm.general_plugins` entry point: register the names, and trace the connectors that the environment names. It
     may be called several times in a process. In a vLLM that is too old, the engine runs on, and nothing is traced."""

@@ -3,6 +3,7 @@ mistakes, engines that are killed, and a network that loses reports. And what re
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -242,7 +243,9 @@ class FaultyRouter(Router):
         super()._ask_to_decode(served, returned)
         if mistake is Mistake.TWICE:
             again, at = self._named(served), self._tick + self._rng.randrange(AGAIN_TICKS)
-            self._later.append((at, lambda: self._load(served, again, returned)))
+            params = json.loads(json.dumps(returned))
+            asked = again, list(served.prompt), served.request.max_tokens, params
+            self._later.append((at, lambda: self._decode.ask(*asked)))
 
     def _leaves(self, served: Served, point: Point) -> bool:
         if left := super()._leaves(served, point):

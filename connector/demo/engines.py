@@ -13,7 +13,6 @@ import random
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -81,7 +80,6 @@ class Engines:
         started = {role: _start(role, options, children) for role in roles}
         self._children = {role: child for role, (child, _) in started.items()}
         self._engines = {role: AskedEngine(child.name, ours, child.log) for role, (child, ours) in started.items()}
-        self._ran_alone = self._run(ALONE, self._jobs(0)) if ALONE in roles and not options.pd else []
 
     @property
     def children(self) -> list[Child]:
@@ -109,40 +107,30 @@ class Engines:
         Raises:
             EngineDied: an engine has died.
         """
-        if self._options.pd:
-            return self._routed(number, served)
-        jobs, found = self._jobs(number), list[Served]()
-        for part, ran in zip(jobs, self._run(BOTH, jobs, served), strict=True):
-            tokens = ran.result()
-            found += [Served(job, tuple(tokens[job.id])) for job in part]
-        return found
+        return self._routed(number, served) if self._options.pd else self._passes(BOTH, number, served)
 
     def alone(self, served: Sequence[Served]) -> list[tuple[int, ...]]:
         """The tokens that the engine without a connector generates for the requests of the first round."""
-        if self._options.pd:
-            answers = at_once(lambda job: self._engines[ALONE].ask(job).result(SLOW_S), [each.job for each in served])
-            return [answer.tokens for answer in answers]
-        tokens: dict[str, Sequence[int]] = {}
-        for ran in self._ran_alone:
-            tokens |= ran.result()
-        return [tuple(tokens[each.job.id]) for each in served]
+        if not self._options.pd:
+            return [each.tokens for each in self._passes(ALONE, 0)]
+        answers = at_once(lambda job: self._engines[ALONE].ask(job).result(SLOW_S), [each.job for each in served])
+        return [answer.tokens for answer in answers]
 
-    def _jobs(self, number: int) -> list[list[DemoRequest]]:
-        """The passes of a round of one engine. The bug needs new prompts, since a request whose prefix is loaded at once is
-        not preempted."""
+    def _passes(self, role: str, number: int, served: Callable[[int], None] = lambda count: None) -> list[Served]:
+        """A round of one engine. The bug needs new prompts, since a request whose prefix is loaded at once is not
+        preempted."""
         jobs = workload.stale_lookup(seed=number) if self._options.bug else workload.shared_prefixes()
-        return [[replace(job, id=f"r{number + 1}p{part + 1}-{job.id}") for job in jobs] for part in range(PASSES)]
+        engine, found = self._engines[role], list[Served]()
 
-    def _run(
-        self, role: str, passes: Sequence[list[DemoRequest]], served: Callable[[int], None] = lambda count: None
-    ) -> list[Future[Any]]:
-        """Let an engine run these passes, one after the other."""
-        engine, ran, before = self._engines[role], [], 0
-        for jobs in passes:
+        def on_progress(done: int) -> None:
+            served(len(found) + done)
+
+        for part in range(PASSES):
+            named = [replace(job, id=f"r{number + 1}p{part + 1}-{job.id}") for job in jobs]
             engine.forget()
-            ran.append(engine.run_all(jobs, lambda done, before=before: served(before + done)))  # type: ignore[misc]
-            before += len(jobs)
-        return ran
+            tokens = engine.run_all(named, on_progress).result()
+            found += [Served(job, tuple(tokens[job.id])) for job in named]
+        return found
 
     def _routed(self, number: int, served: Callable[[int], None]) -> list[Served]:
         """A round of two engines."""

@@ -1,12 +1,13 @@
-"""An engine without a model, on which a scenario is played: vLLM's bare scheduler.
+"""Runs scenarios on an engine without a model: vLLM's bare scheduler.
 
 The scheduler, its prefix cache, its preemptions and the connector's scheduler side are real. The model and the workers are
-fakes, so that it runs thousands of steps a second.
+fakes, so that it runs thousands of steps per second.
 """
 
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,7 +24,7 @@ from kvtrail.connector.simulate.workers.worker import FakeWorker
 from kvtrail.tracer.events.cache_groups import CacheGroup
 
 HANDED_ON = {"do_remote_decode": True}
-"""The `kv_transfer_params` of a request that is handed on, in the words of vLLM's disaggregated prefilling."""
+"""The `kv_transfer_params` of a request whose KV another engine will load, as in vLLM's disaggregated prefilling."""
 
 
 class BareScheduler:
@@ -31,15 +32,15 @@ class BareScheduler:
     exactly.
 
     Attributes:
-        scheduler: vLLM's.
-        steps: scheduling steps so far.
-        latest_steps: within this many steps every transfer ends.
-        block_sizes: tokens of a block, of each KV cache group.
-        hash_block_size: tokens of a block that has a hash, of a request's `block_hashes`.
-        calls: what the scheduler and the connector say to each other; None without a connector.
-        worker: what stands for the connector's workers.
-        connectors: the connector and, if it has any, its children.
-        shared: what it has in common with other engines of the same model.
+        scheduler: vLLM's scheduler.
+        steps: number of scheduling steps so far.
+        latest_steps: number of steps within which every transfer ends.
+        block_sizes: tokens per block of each KV cache group.
+        hash_block_size: tokens per hash in a request's `block_hashes`.
+        calls: the calls between the scheduler and the connector; none without a connector.
+        worker: the connector's workers, real or fake; None without a connector.
+        connectors: the connector and its children.
+        shared: the prefixes and the seed that engines of the same model share.
         observers: called after each step with vLLM's output and the workers' report.
         on_outputs: called after each step with what the clients get, vLLM's `EngineCoreOutput` of each request.
     """
@@ -65,11 +66,11 @@ class BareScheduler:
             folder: for the model's configuration and what a fake backend stores.
             connector: a `kv_transfer_config`; None runs without a connector.
             own_workers: run the connector's own worker side, on KV caches in memory, instead of a fake.
-            copies: let the fake workers copy, on KV caches in memory, where the connector's plans say what.
+            copies: let the fake workers copy KV caches in memory, where the connector's plans list the copies.
             drafts: speculative tokens per step; a random part of them is rejected.
             groups: KV cache groups of the model, a layer each; none for one group of all layers.
             workers: how the fake workers behave.
-            shared: what it has in common with other engines of the same model; None if there are none.
+            shared: the prefixes and the seed that engines of the same model share; None if there are no others.
             overrides: vLLM engine arguments.
 
         Raises:
@@ -118,11 +119,10 @@ class BareScheduler:
         self.on_outputs: list[Callable[[Sequence[Any]], None]] = []
         self.connectors: Sequence[Any] = ()
         self.shared = shared or Shared()
-        self.calls: Calls | None = None
+        self.calls = Calls(self.scheduler.connector, self.block_sizes)
         self.worker: FakeWorker | None = None
         if fake is not None:
             self.connectors = fake.connectors(self.scheduler.connector)
-            self.calls = Calls(self.scheduler.connector, self.block_sizes)
             parts = self.scheduler, workers, fake, self.calls
             if own_workers:
                 self.worker = OwnWorker(*parts, self._model(kv_cache), config, kv_cache)
@@ -132,7 +132,6 @@ class BareScheduler:
         self._outputs: dict[str, Sequence[int]] = {}
 
     def _model(self, kv_cache: Any) -> Model:
-        assert self.calls is not None
         return Model(self.scheduler, self.calls, kv_cache, self.config, self.shared)
 
     def arrive(self, arrival: Arrival) -> None:
@@ -161,16 +160,28 @@ class BareScheduler:
         transfer: Mapping[str, Any] | None = None,
     ) -> Any:
         """Add a request, which is answered with `output`, then with tokens drawn from the seed; returns vLLM's object. The
-        adapter is a name, or vLLM's `LoRARequest`; `transfer` are its `kv_transfer_params`."""
-        request = tiny_model.request(
-            request_id,
-            prompt,
-            max_tokens,
-            priority=priority,
+        adapter is the name of a LoRA adapter, which exists by its name only, or vLLM's `LoRARequest`; `transfer` are its
+        `kv_transfer_params`."""
+        from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
+        from vllm.v1.request import Request
+
+        if adapter and isinstance(adapter, str):
+            adapter = LoRARequest(adapter, 1 + zlib.crc32(adapter.encode()), f"/{adapter}")
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            sampling_params=SamplingParams(
+                temperature=0,
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                extra_args=None if transfer is None else {"kv_transfer_params": dict(transfer)},
+            ),
+            pooling_params=None,
             block_hasher=self._hasher,
-            salt=salt,
-            adapter=adapter,
-            transfer=transfer,
+            priority=priority,
+            cache_salt=salt or None,
+            lora_request=adapter or None,
         )
         self._outputs[request_id] = output
         self.scheduler.add_request(request)
@@ -188,7 +199,7 @@ class BareScheduler:
         from vllm.v1.request import RequestStatus
 
         request = self.scheduler.requests.get(request_id)
-        if request is None or request.is_finished() or self.calls is None:
+        if request is None or request.is_finished():
             return False
         waits = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         match when:
@@ -224,7 +235,7 @@ class BareScheduler:
             kv_connector_output=None if self.worker is None else self.worker(output, sampled),
         )
         received = answer.kv_connector_output
-        if self.calls is not None and received is not None and (invalid := received.invalid_block_ids):
+        if received is not None and (invalid := received.invalid_block_ids):
             self.calls.failed |= {each: held for each in ids if invalid & (held := self._blocks(each))}
         of_clients = self.scheduler.update_from_output(output, answer)
         for on_outputs in self.on_outputs:
@@ -241,12 +252,12 @@ class BareScheduler:
         blocks and those computed from them, and would give them to other requests, and to a preempted request itself, as
         computed. This is a fault of vLLM (docs/findings.md), not of a connector."""
         for request_id in gone:
-            if self.calls is not None and request_id in self.calls.failed:
+            if request_id in self.calls.failed:
                 self.scheduler.kv_cache_manager.evict_blocks(self.calls.failed[request_id])
 
     def _reserve_nothing_twice(self) -> None:
-        """Drop vLLM's reservations for requests that hold no blocks, such as one whose load between steps failed from its
-        first block on. vLLM reserves the blocks that such a request needs, and then gives it only other blocks: a fault of
+        """Drop vLLM's reservations for requests that hold no blocks, such as one whose load between steps failed at its first
+        block. vLLM reserves the blocks that such a request needs, and then gives it only other blocks: a fault of
         vLLM (docs/findings.md)."""
         reserved: set[Any] = getattr(self.scheduler, "_inflight_prefills", set())  # other versions reserve nothing
         reserved -= {request for request in reserved if not self._blocks(request.request_id)}
@@ -254,7 +265,7 @@ class BareScheduler:
     def others_share_failed(self, request_id: str) -> bool:
         """Whether other requests hold blocks of a failed load of this one. vLLM lets only this request compute them again. If
         it is aborted before that, the others run on the failed blocks: another fault of vLLM."""
-        if self.calls is None or request_id not in self.calls.failed or request_id not in self.calls.loads:
+        if request_id not in self.calls.failed or request_id not in self.calls.loads:
             return False
         loaded, others = self.calls.loads[request_id].all_blocks, self.scheduler.requests.keys() - {request_id}
         return any(loaded & self._blocks(each) for each in others)
@@ -273,7 +284,7 @@ class BareScheduler:
             self.step()
 
     def _sample(self, request_id: str, drafted: int) -> list[int]:
-        """A token, if the step computes the last known token of the request, and as many more as drafts are accepted."""
+        """The tokens that a step generates for a request: one, and one for each accepted draft; none during its prefill."""
         request = self.scheduler.requests[request_id]
         if request.num_computed_tokens < request.num_tokens:
             return []
@@ -286,10 +297,10 @@ class BareScheduler:
 
 
 def _hold_states(config: Any, kv_cache: Any, drafts: int) -> None:
-    """Configure vLLM for recurrent layers, if there are any, as it does itself when prefixes are cached.
+    """Configure vLLM for recurrent layers, if there are any, as vLLM itself does when prefix caching is on.
 
     Raises:
-        ValueError: their states with speculative tokens are not simulated.
+        ValueError: recurrent states with speculative tokens are not simulated.
     """
     for group in kv_cache.kv_cache_groups:
         if hasattr(group.kv_cache_spec, "mamba_cache_mode"):

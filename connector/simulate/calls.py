@@ -1,6 +1,6 @@
 """Observes the calls between vLLM's scheduler and a connector in a run, for the workers, the aborts and the observer.
 
-It observes calls, not recorded events: the workers answer during a call, and the recording itself is under test.
+It observes calls instead of recorded events: the workers answer during a call, and the recording itself is under test.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 
 class Load(NamedTuple):
-    """Tokens [start, end) that an allocation asks the connector to load, the blocks of the first KV cache group that they go
-    into, whether the load runs between steps, and the blocks of each group."""
+    """A load that an allocation requests: tokens [start, end), the blocks of the first KV cache group that they go into,
+    whether the load runs between steps, and the blocks of each group."""
 
     start: int
     end: int
@@ -27,13 +27,13 @@ class Load(NamedTuple):
 
 class Calls:
     """Listens to the calls of one connector object on the scheduler's side. The object's own methods are replaced; what they
-    return is not.
+    return is not. Without a connector there are no calls.
 
     Attributes:
         answers: the last answer of each request that has not ended: tokens or None, and whether asynchronous.
         loads: the latest load of each such request.
-        failed: the requests with a failed load, or with blocks of another's failed load, and the blocks that failed or were
-            computed from failed ones.
+        failed: by request with a failed load, or with blocks of another request's failed load: the blocks that failed or
+            were computed from failed ones.
         on_lookup: called after each lookup with the request, the computed tokens, and the answer.
         on_load: called before the connector is notified of an allocation to load into, with the request and the load.
         on_reset: called with the answer of `reset_cache`.
@@ -41,8 +41,8 @@ class Calls:
         on_events: called after each step with the KV cache events that the connector has reported.
     """
 
-    def __init__(self, connector: Any, block_sizes: Sequence[int]) -> None:
-        """`block_sizes`: of each KV cache group."""
+    def __init__(self, connector: Any | None, block_sizes: Sequence[int]) -> None:
+        """`block_sizes`: tokens per block of each KV cache group."""
         self.answers: dict[str, tuple[int | None, bool]] = {}
         self.loads: dict[str, Load] = {}
         self.failed: dict[str, set[int]] = {}
@@ -53,6 +53,8 @@ class Calls:
         self.on_events: list[Callable[[Sequence[Any]], None]] = []
         self._block_sizes = block_sizes
         self._computed: dict[str, int] = {}
+        if connector is None:
+            return
         self._look_up, self._allocate = connector.get_num_new_matched_tokens, connector.update_state_after_alloc
         self._reset, self._take_events = connector.reset_cache, connector.take_events
         connector.get_num_new_matched_tokens = self._looked_up

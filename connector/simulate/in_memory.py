@@ -16,25 +16,25 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import protobuf
 
 BATCH = 512
-"""Events per OTLP request, as a recorder sends them."""
+"""Number of events per OTLP request, as in a recorder's export."""
 FLUSH_S = 60.0
 _HEARTBEAT = FIELDS[semconv.Kind.HEARTBEAT]
 _STEP = place(semconv.Kind.HEARTBEAT, "scheduler_step")
 
 
 class InMemoryExporter(Exporter):
-    """Holds what one recorder exports, in its order."""
+    """Holds the events that one recorder exports, in order."""
 
     def __init__(self) -> None:
         super().__init__("memory")
         self.is_kvtrail = True
         self._held: list[EventTuple] = []
         self._payloads: list[bytes] = []
-        """The same, as the export process would send it."""
+        """The same events, as the export process would send them."""
         self._sealed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without its encoder, which cannot be pickled: what was sent is encoded."""
+        """The state without the encoder, which cannot be pickled; all events are encoded already."""
         return {name: value for name, value in vars(self).items() if name != "_encoder"}
 
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
@@ -43,7 +43,7 @@ class InMemoryExporter(Exporter):
     def send(self, events: Sequence[EventTuple]) -> bool:
         """
         Raises:
-            Exception: as for `Exporter.send`: nothing is held of events that cannot be encoded as they are.
+            Exception: as for `Exporter.send`: events that cannot be encoded are not held.
         """
         if not self._sealed:
             self._payloads += [*self._encoder.requests(events, BATCH)]
@@ -51,12 +51,12 @@ class InMemoryExporter(Exporter):
         return True
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
     def seal(self, *, later_s: int) -> None:
-        """End the history with heartbeats for `later_s` seconds after the last event, instead of the recorder's own end. In
-        this time the scheduler continues to make steps, so everything still pending becomes overdue. With 0 the history ends
-        at the last event, like that of a dead engine."""
+        """End the history with heartbeats for `later_s` seconds after the last event, instead of the recorder's own end. The
+        scheduler makes steps in this time, so everything that is still pending becomes overdue. With 0, the history ends at
+        the last event, like that of a dead engine."""
         was_sealed, self._sealed = self._sealed, True
         if was_sealed or not self._held:
             return
@@ -86,7 +86,8 @@ class InMemoryExporter(Exporter):
 
 @contextmanager
 def exporters() -> Iterator[list[InMemoryExporter]]:
-    """Recorders that are made inside export to memory; yields the list of their exporters. They are closed at the end."""
+    """Let recorders that are made inside export to memory; yields the list of their exporters. At the end, the recorders are
+    closed."""
     made: list[InMemoryExporter] = []
 
     def one_more() -> InMemoryExporter:

@@ -1,5 +1,5 @@
-"""Writes a failing scenario as a self-contained pytest file: it fails with the faulty connector, and passes with one in which
-that fault is fixed, whatever other faults it has."""
+"""Writes a failing scenario as a self-contained pytest file. It fails with the faulty connector, and passes with one without
+that fault, even if that one has other faults."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.history.history import History
 
 SHRINK_TRIES = 500
-"""Runs for shrinking a recorded workload."""
+"""Maximum number of runs to shrink a recorded workload."""
 VARIABLE = "KVTRAIL_CONNECTOR"
-"""The environment variable in which the written test finds another connector's name."""
+"""The environment variable with the name of another connector for the written test."""
 _WIDTH = 116
 
 _TEMPLATE = '''"""{title}
@@ -85,9 +85,9 @@ class Regression:
     """A recorded fault as a test.
 
     Attributes:
-        source: the test's text.
-        failure: what it shows.
-        scenario, original: the small workload, and the recorded one.
+        source: the text of the test.
+        failure: the failure that it shows.
+        scenario, original: the shrunk workload, and the recorded one.
     """
 
     source: str
@@ -112,7 +112,7 @@ def regression(
     `connector`, `config` and `recorder` are as for `redrive`; `on_try` is called with the smallest scenario so far.
 
     Raises:
-        DoesNotAppear: nothing fails, or not what was asked for.
+        DoesNotAppear: nothing fails, or another rule than the requested one.
         NotDrivable, Unbuildable: as for `redrive`.
     """
     driven = redrive(history, connector=connector, config=config, recorder=recorder)
@@ -144,7 +144,7 @@ def _chosen(found: list[Failure], driven: Redriven, rule: str | None) -> Failure
 
 
 def as_pytest(scenario: Scenario, *, connector: ConnectorUnderTest, failure: Failure) -> str:
-    """The file's text; `failure` is what the scenario shows with the connector."""
+    """The text of the file; `failure` is the one that the scenario shows with the connector."""
     return _TEMPLATE.format(
         title=_quotable(f"{connector.name}: {failure.id}"),
         story=textwrap.fill(_quotable(failure.text), _WIDTH),
@@ -162,7 +162,7 @@ def as_pytest(scenario: Scenario, *, connector: ConnectorUnderTest, failure: Fai
 
 
 def _folder(name: str) -> str:
-    """The folder from which a connector `module:Class` is imported; empty if that is installed, or there is none."""
+    """The folder from which a connector `module:Class` is imported; empty if it is installed, or if there is none."""
     top = name.partition(":")[0].partition(".")[0] if ":" in name else ""
     spec = find_spec(top) if top else None
     if spec is None:

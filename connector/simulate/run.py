@@ -36,13 +36,13 @@ from kvtrail.tracer.rules.rule import DeadlineRule
 from kvtrail.tracer.rules.rule_set import all_rules
 
 MUCH_LATER_S = 60 + int(max(rule.after_s for rule in all_rules() if isinstance(rule, DeadlineRule)))
-"""Seconds after the last step of a scenario at which it is judged: what is still awaited then is overdue."""
+"""Seconds after the last step of a scenario at which it is judged: everything that is still pending then is overdue."""
 FLUSH_STEPS = 200
 """Steps after which the recorder is flushed, so that its ring does not overflow."""
 DRAIN_STEPS = 12
-"""Idle steps at the end, beyond those that transfers in flight may take."""
+"""Number of idle steps at the end, in addition to those that open transfers may take."""
 STALLED_STEPS = 300
-"""After this many steps in which nothing was scheduled although requests wait, they count as never ending."""
+"""Number of steps in which nothing is scheduled, after which waiting requests count as never ending."""
 
 
 class Unbuildable(ValueError):
@@ -54,25 +54,25 @@ class Played:
     """The result of a scenario.
 
     Attributes:
-        exporters: of each recorder, for its spans.
+        exporters: the exporter of each recorder, for its spans.
         events: all events, in the order of their recorders.
-        findings: the worst first, then by time.
-        checks: how often each rule gave each verdict, to the connector under test.
-        observations: what was wrong that no event shows; only if the run was observed.
-        error: what the engine died of, `TypeName: text`; None if it lived.
-        traceback: where it died, innermost call last.
-        steps: scheduling steps.
+        findings: the findings, the worst first, then by time.
+        checks: how often each rule gave each verdict on the connector under test.
+        observations: failures that no event shows; only if the run was observed.
+        error: the error that ended the engine, `TypeName: text`; None if it lived.
+        traceback: the traceback of this error, innermost call last.
+        steps: number of scheduling steps.
         unfinished: requests that had not ended when the run did, and what each of them waits for, by id.
-        lookups: of the connector under test.
-        loads_read: loads with bytes that were checked, where the connector's own workers ran.
-        loads_copied: whether any of them had written anything.
-        blocks_compared: blocks with bytes that were compared before a step that reads them.
+        lookups: the lookups of the connector under test.
+        loads_read: number of loads with compared bytes, where the connector's own workers ran.
+        loads_copied: whether any load had written anything.
+        blocks_compared: number of blocks with bytes that were compared before a step that reads them.
         capacity_compared: whether the capacity of a full store was compared with that of a new one.
-        asked_of_failed: lookups of prompts that a step had computed, in part, of a load that had failed.
-        kv_events: blocks that the connector's KV cache events reported as stored, as removed, and lookups that found some.
+        asked_of_failed: number of lookups of prompts that a step had computed, in part, from a failed load.
+        kv_events: number of blocks that KV cache events reported as stored, and as removed, and of lookups that found such.
         unprobed: why the connector's probe saw nothing: it has none, or it failed; None if it worked.
-        tested: the id of the connector under test among the children of a MultiConnector; None if that is all of them.
-        ranks: tensor-parallel ranks of the engine; of two engines, those of the larger one.
+        tested: the id of the connector under test among the children of a MultiConnector; None for all of them.
+        ranks: number of tensor-parallel ranks of the engine; with two engines, that of the larger one.
     """
 
     exporters: Sequence[in_memory.InMemoryExporter]
@@ -130,8 +130,8 @@ def play(
         connector: vLLM's `kv_transfer_config`; without one nothing is recorded.
         own_workers: run the connector's own worker side on KV caches in memory, instead of a fake.
         child: the connector under test: 0 for the whole, n for the n-th child of a MultiConnector.
-        observed: also judge by what was computed.
-        at_rest: and by what is left in the end; that takes some more requests.
+        observed: also judge by the tokens that were computed.
+        at_rest: if observed, also judge by what is left at the end; this takes some more requests.
         on_step: called with the number of steps so far.
 
     Raises:
@@ -221,12 +221,12 @@ def run_more(stage: BareScheduler, scenario: Scenario, arrivals: Sequence[Arriva
 
 
 def drive(scenario: Scenario, stage: BareScheduler, on_step: Callable[[int], None] = lambda steps: None) -> None:
-    """Run a scenario step by step until nothing is left to do."""
+    """Run a scenario step by step until all requests and transfers have ended."""
     arrivals = sorted(scenario.arrivals, key=lambda each: each.at_step)
     aborts = sorted(scenario.aborts, key=lambda each: each.at_step)
     resets = sorted(scenario.resets, key=lambda each: each.at_step)
     live: dict[str, int] = {}
-    """When each request was last known to vLLM."""
+    """The step in which each request was last known to vLLM."""
     quiet = 2 + 2 * scenario.workers.latest_steps
     idle = stalled = 0
     drained = DRAIN_STEPS + 2 * scenario.workers.latest_steps  # a store, and then the report that blocks are free
@@ -235,12 +235,12 @@ def drive(scenario: Scenario, stage: BareScheduler, on_step: Callable[[int], Non
         taken = {name for name, step in live.items() if stage.steps - step <= quiet}
         was_reset = False
         for reset in [each for each in resets if each.at_step <= stage.steps]:
-            # nobody resets twice for the same reason
+            # one reset is enough for a state
             if not (was_reset and reset.when) and _happens(reset, stage, taken):
                 was_reset = True
                 resets.remove(reset)
         for each in [each for each in arrivals if each.at_step <= stage.steps]:
-            if each.id not in taken:  # else its id, or a transfer of it, is in use: it comes later
+            if each.id not in taken:  # otherwise its id or one of its transfers is in use, and it arrives later
                 arrivals.remove(each)
                 taken.add(each.id)
                 live[each.id] = stage.steps
@@ -260,7 +260,7 @@ def drive(scenario: Scenario, stage: BareScheduler, on_step: Callable[[int], Non
 
 
 def _happens(each: Abort | CachesReset, stage: BareScheduler, ids: Iterable[str]) -> bool:
-    """Abort or reset, if it is time; returns whether it was."""
+    """Abort or reset, if the time has come; returns whether it has."""
     asked = (each.id,) if isinstance(each, Abort) else ids
     if each.when is not None and not any(stage.is_in(request_id, each.when) for request_id in asked):
         return False
@@ -278,9 +278,8 @@ def _happens(each: Abort | CachesReset, stage: BareScheduler, ids: Iterable[str]
 
 
 def _frees_all(scheduler: Any) -> bool:
-    """Whether a preemption of all running requests would free all blocks. Otherwise vLLM raises when its cache is reset while
-    requests run: somebody else holds blocks, for a load between steps or for a store. Blocks that are never given back are
-    found at the end of a run."""
+    """Whether a preemption of all running requests would free all blocks. Otherwise a load between steps or a store holds
+    blocks, and vLLM raises when its cache is reset while requests run. Leaked blocks are found at the end of a run."""
     cache = scheduler.kv_cache_manager
     tables = (cache.get_block_ids(request.request_id) for request in scheduler.running)
     held = Counter(block for groups in tables for table in groups for block in table)
@@ -288,8 +287,8 @@ def _frees_all(scheduler: Any) -> bool:
 
 
 def where(died: BaseException) -> str:
-    """The traceback of an error, without the calls of the simulator and of the tracing around it. Files are named as they are
-    imported, so that it reads the same on each machine."""
+    """The traceback of an error, without the calls of the simulator and of the tracing around it. Its file names are relative
+    to the import path, so that it is the same on each machine."""
     frames = traceback.extract_tb(died.__traceback__)
     ours = tuple(str(Path(file).parent) for file in (__file__, traced.__file__))
     shown = [frame for frame in frames if not frame.filename.startswith(ours)] or [*frames]
@@ -299,23 +298,23 @@ def where(died: BaseException) -> str:
 
 
 def _as_imported(file: str) -> str:
-    """A file, from the folder on that it is imported from."""
+    """A file's name, relative to the folder on the import path that contains it."""
     folders = [folder for folder in map(os.path.abspath, sys.path) if file.startswith(folder + os.sep)]
     return os.path.relpath(file, max(folders, key=len)) if folders else file
 
 
 def _state(stage: BareScheduler, request: Any) -> str:
-    """What a request that has not ended waits for; empty if it has ended."""
+    """The state of a request that has not ended, in words; empty if it has ended."""
     if request.is_finished():
         return ""
     held = sum(map(len, stage.scheduler.kv_cache_manager.get_block_ids(request.request_id)))
     text = f"{request.status.name}, {request.num_computed_tokens} of {request.num_tokens} tokens computed, {held} blocks held"
     calls = stage.calls
-    if calls is not None and (answer := calls.answers.get(request.request_id)):
+    if answer := calls.answers.get(request.request_id):
         tokens, how = answer
         said = "'ask me later'" if tokens is None else f"{tokens} tokens{', asynchronously' if how else ''}"
         text += f"; its last lookup was answered {said}"
-    if calls is not None and (load := calls.loads.get(request.request_id)):
+    if load := calls.loads.get(request.request_id):
         text += f"; its last load was of tokens {load.start} to {load.end}"
     times = request.num_preemptions
     return f"{text}; preempted {'once' if times == 1 else f'{times} times'}" if times else text
@@ -324,7 +323,7 @@ def _state(stage: BareScheduler, request: Any) -> str:
 def judged_alone(
     events: Iterable[Event], connector_id: str | None = None
 ) -> tuple[Detector, Counter[tuple[str, Verdict]]]:
-    """The detector after a whole history, and how often each rule gave each verdict to one connector; None means to all."""
+    """The detector after a whole history, and how often each rule gave each verdict on one connector; None for all."""
     detector = Detector()
     others: Counter[tuple[str, Verdict]] = Counter()
     for is_other, some in groupby(events, lambda event: connector_id not in (None, "", event.connector_id)):
@@ -363,7 +362,7 @@ def _build(
         )
     except ImportError as missing:
         text = f"the connector cannot be made here: {missing}"
-        if missing.name is not None:  # else the connector raised it, and says in words of its own what to install
+        if missing.name is not None:  # otherwise the connector raised it, with a text of its own
             text += f". Install {missing.name.partition('.')[0]}, or put the folder that has it on PYTHONPATH"
         raise Unbuildable(text) from missing
     except Exception as refused:  # a connector may refuse in any way
@@ -371,8 +370,8 @@ def _build(
 
 
 def of_its_own(connector: Mapping[str, Any], scenario: Scenario | None = None) -> dict[str, Any]:
-    """The configuration for one run: with a unique engine id, at level `detailed` unless it says otherwise. Where loads
-    fail in the scenario, without fingerprints: the blocks are scribbled over behind the connector's back."""
+    """The configuration for one run: with a unique engine id, and by default at level `detailed`. Where loads fail in the
+    scenario, fingerprints are off by default, since the simulator overwrites blocks without a call."""
     own = copy.deepcopy(dict(connector))
     fails = scenario is not None and scenario.workers.load_failures > 0
     defaults = {"level": "detailed", **({"fingerprints": "off"} if fails else {})}

@@ -1,6 +1,6 @@
-"""A scenario: everything that a run on the bare scheduler depends on, as data. The same scenario always runs in the same way.
+"""A scenario: everything that a run on the bare scheduler depends on, as data. The same scenario always gives the same run.
 
-A prompt is a list of segments, not of tokens: prompts that begin with the same segments share a prefix, and a scenario of
+A prompt is a list of segments instead of tokens: prompts that begin with the same segments share a prefix, and a scenario of
 thousands of tokens stays readable.
 """
 
@@ -23,7 +23,7 @@ Segment = tuple[str, int]
 KV_EVENTS = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
 """Engine arguments with which the scheduler takes a connector's KV events, and publishes none."""
 _HARMLESS = (("scheduling_policy", "fcfs"), ("scheduling_policy", "priority"), *KV_EVENTS.items())
-"""Engine arguments that are no numbers, and name neither a module nor a model."""
+"""Engine arguments that are not numbers, but name neither a module nor a model."""
 FIRST_TOKEN = 3
 """Smaller ids are special tokens of the tiny model."""
 
@@ -33,14 +33,14 @@ class Arrival:
     """A request.
 
     Attributes:
-        id: an id that was used before is used again once the earlier request has left.
-        prompt: its segments.
-        max_tokens: how many tokens it generates.
-        at_step: it arrives before this scheduling step.
-        priority: smaller goes first, if the scheduler's policy is `priority`.
-        output: what it generates; further tokens are drawn at random.
-        salt, adapter: equal tokens with another cache salt or another LoRA adapter have other KV.
-        handed_on: another engine is to load its KV when it has ended, as in disaggregated prefilling.
+        id: a request with an id that was used before arrives only after the earlier request has ended.
+        prompt: the segments of its prompt.
+        max_tokens: number of tokens that it generates.
+        at_step: the scheduling step before which it arrives.
+        priority: requests with smaller numbers come first, if the scheduler's policy is `priority`.
+        output: the segments that it generates; further tokens are drawn at random.
+        salt, adapter: cache salt and LoRA adapter; equal tokens with another salt or adapter have different KV.
+        handed_on: whether another engine should load its KV after its end, as in disaggregated prefilling.
     """
 
     id: str
@@ -60,7 +60,7 @@ class Arrival:
 
 
 class When(StrEnum):
-    """A state of a request for which an abort or a reset waits."""
+    """The state of a request on which an abort or a reset depends."""
 
     MATCHED = "matched"
     """It waits, and its last lookup found tokens."""
@@ -70,12 +70,12 @@ class When(StrEnum):
     """Its asynchronous load is under way."""
     PREEMPTED = "preempted"
     FAILED = "failed"
-    """A load has failed that it waited for, or whose blocks its last step has read."""
+    """A load that it waited for has failed, or one whose blocks its last step read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """A request is aborted before a step, or, with `when`, before the first one from then on at which it is in that state."""
+    """Abort a request before a step; with `when`, before the first step from then on in which it is in that state."""
 
     id: str
     at_step: int
@@ -84,10 +84,16 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class CachesReset:
-    """vLLM's prefix cache is reset before a step. `running` preempts running requests for it, and waits for the first step at
-    which nobody else holds blocks, since vLLM raises otherwise; `connector` resets the connector's cache as well; with
-    neither, nothing happens while a request holds blocks. Without `prefix_cache` only the
-    connector's cache is reset. With `when`, it waits from then on until some request is in that state."""
+    """Reset vLLM's prefix cache before a step.
+
+    Attributes:
+        at_step: the step.
+        running: preempt running requests, and wait for the first step in which nothing else holds blocks, since vLLM raises
+            otherwise. Without this, vLLM refuses the reset while a request holds blocks.
+        connector: also reset the connector's cache.
+        prefix_cache: if false, reset only the connector's cache.
+        when: from `at_step` on, wait until a request is in this state.
+    """
 
     at_step: int
     running: bool = False
@@ -101,12 +107,12 @@ class Workers:
     """How the fake workers behave.
 
     Attributes:
-        latest_steps: a transfer ends within this many steps; the order is random. 0: at once.
-        load_failures: the share of loads that fail and are reported.
-        seed: of their choices.
-        ends: the steps in which certain transfers end; see `job` and `wait`.
-        fails: loads that fail, as `wait` names them by the request and the number of its load, and the first of the load's
-            blocks that fails.
+        latest_steps: number of steps within which a transfer ends, in random order; 0 for at once.
+        load_failures: the share of loads that fail and are reported as failed.
+        seed: the seed of their random choices.
+        ends: the names of certain transfers (see `job` and `wait`), and the steps in which they end.
+        fails: the names of loads that fail, as `wait` builds them from the request and the number of its load, and the first
+            block of the load that fails.
     """
 
     latest_steps: int = 4
@@ -127,13 +133,13 @@ def wait(request_id: str, number: int) -> str:
 
 
 class Point(StrEnum):
-    """Where a request is when its client disconnects."""
+    """The stage of a request at which its client disconnects."""
 
     PREFILLING = "prefilling"
     HANDED_OVER = "handed over"
-    """The engine that prefills has ended it, and the router has not yet asked the other one."""
+    """The prefill engine has finished it, and the router has not yet sent it to the decoding engine."""
     QUEUED = "queued"
-    """In the other engine's queue."""
+    """In the decoding engine's queue."""
     LOADING = "loading"
     DECODING = "decoding"
 
@@ -143,10 +149,10 @@ class Request:
     """A client's request, to both engines.
 
     Attributes:
-        id: the client's; engines append a suffix of their own.
-        at_tick: the router asks the engine that prefills before this tick.
-        kept_ticks: how long it then keeps what that engine returns.
-        leaves: where its client disconnects, if it does.
+        id: the client's id; engines append a suffix of their own.
+        at_tick: the tick before which the router sends it to the prefill engine.
+        kept_ticks: number of ticks for which the router then keeps that engine's answer.
+        leaves: the stage at which its client disconnects; None if it does not.
     """
 
     id: str
@@ -159,17 +165,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What a scenario of two engines has besides: the one that prefills hands over to one that decodes.
+    """The part of a scenario that exists only with two engines: a prefill engine hands over to a decoding engine.
 
     Attributes:
-        requests: of clients, to both engines.
-        decodes: what else the engine that decodes is asked; steps are ticks.
-        prefill_every, decode_every: how many ticks there are for one step of each.
-        decode_blocks: of the pool of the engine that decodes.
-        tick_s: seconds of a tick, for leases.
-        lease_s: the lease of what is handed over.
-        prefill_ranks, decode_ranks: tensor-parallel ranks of each engine.
-        network: between them.
+        requests: requests of clients, to both engines.
+        decodes: further requests to the decoding engine; their steps are ticks.
+        prefill_every, decode_every: number of ticks per step of each engine.
+        decode_blocks: number of KV blocks of the decoding engine.
+        tick_s: length of a tick in seconds, for leases.
+        lease_s: lease of the KV that is handed over, in seconds.
+        prefill_ranks, decode_ranks: number of tensor-parallel ranks of each engine.
+        network: the network between them.
     """
 
     requests: tuple[Request, ...]
@@ -189,18 +195,18 @@ class Scenario:
     """A workload of one engine or of two, the scheduler's settings, and how the workers behave.
 
     Attributes:
-        arrivals, aborts, resets: what happens, by scheduling step; of two engines, in the one that prefills.
-        num_blocks: KV blocks of the pool, the null block included.
+        arrivals, aborts, resets: the requests and events, by scheduling step; with two engines, those of the prefill engine.
+        num_blocks: number of KV blocks of the pool, with the null block.
         block_size: tokens per block.
-        drafts: speculative tokens per step; a random part of them is rejected.
-        groups: the model's KV cache groups, a layer each, as a recorder declares them; a block that says nothing of its size
-            has `block_size` tokens. None: all layers are one group of full attention.
+        drafts: number of speculative tokens per step; a random part of them is rejected.
+        groups: the model's KV cache groups, as a recorder declares them, with one layer each. A group without a block size
+            has blocks of `block_size` tokens. Without groups, all layers are one group of full attention.
         settings: further vLLM engine arguments.
-        workers: of the connector.
-        recompute: vLLM's `kv_load_failure_policy`: it computes what could not be loaded, or ends the request.
-        seed: of the model's tokens.
-        most_steps: the run ends here, even if requests are unfinished.
-        pair: the second engine, and what lies between both; None if there is one.
+        workers: the behavior of the connector's workers.
+        recompute: vLLM's `kv_load_failure_policy`: whether it computes tokens that could not be loaded, or ends the request.
+        seed: the seed of the generated tokens.
+        most_steps: number of steps after which the run ends, even if requests are unfinished.
+        pair: the decoding engine and the network; None for a single engine.
     """
 
     arrivals: tuple[Arrival, ...] = ()
@@ -219,7 +225,7 @@ class Scenario:
 
     @property
     def everybody(self) -> tuple[Request | Arrival, ...]:
-        """All requests: of two engines, first those that one of them hands over."""
+        """All requests; with two engines, those that are handed over come first."""
         return self.arrivals if self.pair is None else (*self.pair.requests, *self.arrivals, *self.pair.decodes)
 
     def as_dict(self) -> dict[str, Any]:
@@ -245,14 +251,14 @@ class Scenario:
 
 
 def _refuse_texts(settings: Mapping[str, Any]) -> None:
-    """Raise ValueError for an engine argument that could name a module or a model: a file never chooses code."""
+    """Raise ValueError for an engine argument that could name a module or a model: a file must not choose code."""
     for name, value in settings.items():
         if not isinstance(value, int | float) and (name, value) not in _HARMLESS:
             raise ValueError(f"setting {name} is neither a number nor a truth value")
 
 
 def tokens(segments: Iterable[Segment]) -> list[int]:
-    """The token ids that segments stand for."""
+    """The token ids of these segments."""
     drawn: list[int] = []
     for seed, count in segments:
         rng = random.Random(seed)

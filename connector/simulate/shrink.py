@@ -19,7 +19,7 @@ Fails = Callable[[Scenario], bool]
 def shrink(
     scenario: Scenario, fails: Fails, *, tries: int | None, on_try: Callable[[Scenario], None] = lambda smallest: None
 ) -> Scenario:
-    """The smallest scenario found in `tries` tries for which `fails` holds, as it does for the given one; None sets no limit.
+    """The smallest scenario found in `tries` tries for which `fails` holds, as for the given one; None sets no limit.
 
     `on_try` is called with the smallest so far, before each try.
     """
@@ -75,7 +75,7 @@ def _adopted(scenario: Scenario, fails: Fails, *simplify: Callable[[Scenario], S
 
 
 def _simpler(scenario: Scenario, fails: Fails) -> Scenario:
-    """Simpler workers, settings and engines, and everything sooner."""
+    """Simpler workers, settings and engines, and earlier events."""
     return _adopted(
         scenario,
         fails,
@@ -97,7 +97,7 @@ def _simpler(scenario: Scenario, fails: Fails) -> Scenario:
 
 
 PROMPT = Schedule(transfer_ticks=0, message_ticks=0, handshake_ticks=0)
-"""A network that delays nothing."""
+"""A network without delays."""
 
 
 def _of_pair(scenario: Scenario, **changes: Any) -> Scenario:
@@ -105,7 +105,7 @@ def _of_pair(scenario: Scenario, **changes: Any) -> Scenario:
 
 
 def _without_delays(scenario: Scenario) -> Schedule:
-    """The network, without delays where it delays anything, and with the transfers that fail."""
+    """The scenario's network without its delays, but with its failing transfers."""
     network = Schedule() if scenario.pair is None else scenario.pair.network
     return network if network == PROMPT else replace(PROMPT, failing=network.failing, seed=network.seed)
 
@@ -120,7 +120,7 @@ def _of_arrivals(scenario: Scenario, **changes: Any) -> Scenario:
 
 
 def _sooner(scenario: Scenario) -> Scenario:
-    """Everything earlier by the same number of steps."""
+    """The scenario with all events earlier by the same number of steps."""
     events: list[Any] = [*scenario.arrivals, *scenario.resets, *scenario.aborts]
     by = min((each.at_step for each in events), default=0)
     moved: dict[str, Any] = {
@@ -143,7 +143,7 @@ def _shorter(scenario: Scenario, fails: Fails) -> Scenario:
 
 
 def _plainly_named(scenario: Scenario) -> Scenario:
-    """Requests and segments with plain names: names are seeds."""
+    """The scenario with plain names of requests and segments; a segment's name is the seed of its tokens."""
     names: dict[str, str] = {}
     ids = {arrival.id: f"r-{number}" for number, arrival in enumerate(scenario.arrivals)}
 

@@ -14,7 +14,7 @@ from kvtrail.connector.simulate.tiny_model import (
     HIDDEN,
     POSITIONS,
     VOCABULARY,
-    WEIGHT_DEVIATION,
+    write_weights,
 )
 
 LAYERS = 4
@@ -29,7 +29,9 @@ _NORMS = {"input": 0.0, "post_attention": GAIN, "pre_feedforward": 0.0, "post_fe
 
 
 def write(folder: Path, seed: int) -> None:
-    """Write the model's configuration and its weights."""
+    """Write the model. The norms stay neutral, which is 0 in a Gemma, but those with `GAIN`."""
+    import torch
+
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["Gemma3ForCausalLM"],
@@ -50,23 +52,13 @@ def write(folder: Path, seed: int) -> None:
         "pad_token_id": 1,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    _write_weights(folder, seed)
-
-
-def _write_weights(folder: Path, seed: int) -> None:
-    """Noise for every matrix. The norms stay neutral, which is 0 in a Gemma, but those with `GAIN`."""
-    import torch
-    from safetensors.torch import save_file
-
-    generator = torch.Generator().manual_seed(seed)
-    weights = {name: torch.randn(shape, generator=generator) * WEIGHT_DEVIATION for name, shape in _matrices().items()}
+    weights = {"norm.weight": torch.zeros(HIDDEN)}
     for layer in range(LAYERS):
         for norm, added in _NORMS.items():
             weights[f"layers.{layer}.{norm}_layernorm.weight"] = torch.full((HIDDEN,), added)
         for part in ("q", "k"):
             weights[f"layers.{layer}.self_attn.{part}_norm.weight"] = torch.full((HIDDEN // HEADS,), GAIN)
-    weights["norm.weight"] = torch.zeros(HIDDEN)
-    save_file({f"model.{name}": tensor for name, tensor in weights.items()}, folder / "model.safetensors")
+    write_weights(folder, "model", seed, _matrices(), weights)
 
 
 def _matrices() -> dict[str, tuple[int, int]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -38,7 +37,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the commands
     "HF_HUB_OFFLINE": "1",
 }
-"""Set before vLLM is imported, unless the user has set them."""
+"""Environment variables that are set before vLLM is imported, unless the user has set them."""
 
 OPTIONS: dict[str, Any] = {
     "served_model_name": "tiny-opt",
@@ -58,7 +57,7 @@ make vLLM admit a request only when all of it fits."""
 
 
 def prepare_environment() -> None:
-    """Make vLLM run in this process, quietly, on two cores."""
+    """Let vLLM run in this process, with few threads and few log lines."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import torch
@@ -91,42 +90,6 @@ def engine_config(folder: Path, connector: Mapping[str, Any] | None, *, drafts: 
     if drafts:
         options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2}
     return EngineArgs(model=str(folder), **options).create_engine_config()
-
-
-def request(
-    request_id: str,
-    prompt: list[int],
-    max_tokens: int,
-    *,
-    priority: int,
-    block_hasher: Any,
-    salt: str | None = None,
-    adapter: Any = "",
-    transfer: Mapping[str, Any] | None = None,
-) -> Any:
-    """A request as vLLM's scheduler has it: it generates `max_tokens` tokens, whatever they are. `adapter` names a LoRA
-    adapter, which exists by its name only, or is vLLM's `LoRARequest`. `transfer` are its `kv_transfer_params`."""
-    from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
-    from vllm.v1.request import Request
-
-    if adapter and isinstance(adapter, str):
-        adapter = LoRARequest(adapter, 1 + zlib.crc32(adapter.encode()), f"/{adapter}")
-    return Request(
-        request_id=request_id,
-        prompt_token_ids=prompt,
-        sampling_params=SamplingParams(
-            temperature=0,
-            max_tokens=max_tokens,
-            ignore_eos=True,
-            extra_args=None if transfer is None else {"kv_transfer_params": dict(transfer)},
-        ),
-        pooling_params=None,
-        block_hasher=block_hasher,
-        priority=priority,
-        cache_salt=salt or None,
-        lora_request=adapter or None,
-    )
 
 
 def kv_cache(num_blocks: int, block_size: int, *, ranks: int = 1, groups: Sequence[CacheGroup] = ()) -> Any:
@@ -206,21 +169,30 @@ def write_model(folder: Path, layers: int = LAYERS) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def write_weights(folder: Path, seed: int, layers: int = LAYERS) -> None:
-    """Write seeded noise for every matrix and bias. The norms stay ones and zeros; noise there would drown the attention."""
+def write(folder: Path, seed: int, layers: int = LAYERS) -> None:
+    """Write the model. The norms stay ones and zeros; noise there would drown the attention."""
+    import torch
+
+    write_model(folder, layers)
+    of_layers = [f"layers.{n}.{which}_layer_norm" for n in range(layers) for which in ("self_attn", "final")]
+    norms = [*of_layers, "final_layer_norm"]
+    weights = {f"{norm}.weight": torch.ones(HIDDEN) for norm in norms}
+    weights |= {f"{norm}.bias": torch.zeros(HIDDEN) for norm in norms}
+    write_weights(folder, "model.decoder", seed, _shapes(layers), weights)
+
+
+def write_weights(
+    folder: Path, prefix: str, seed: int, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, Any]
+) -> None:
+    """Write a model's weights, whose names begin with a prefix: seeded noise of these shapes, and these tensors."""
     import torch
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(seed)
-    weights = {
-        name: torch.randn(shape, generator=generator) * WEIGHT_DEVIATION for name, shape in _shapes(layers).items()
-    }
-    norms = [f"layers.{n}.{which}_layer_norm" for n in range(layers) for which in ("self_attn", "final")]
-    for norm in [*norms, "final_layer_norm"]:
-        weights[f"{norm}.weight"], weights[f"{norm}.bias"] = torch.ones(HIDDEN), torch.zeros(HIDDEN)
+    noise = {name: torch.randn(shape, generator=generator) * WEIGHT_DEVIATION for name, shape in shapes.items()}
     # Of two engines with one folder, one may read while the other writes.
     whole = folder / f"{os.getpid()}.partial"
-    save_file({f"model.decoder.{name}": tensor for name, tensor in weights.items()}, whole)
+    save_file({f"{prefix}.{name}": tensor for name, tensor in {**noise, **weights}.items()}, whole)
     whole.replace(folder / "model.safetensors")
 
 
@@ -243,18 +215,13 @@ def build(
     connector: Mapping[str, Any] | None = None,
     *,
     seed: int = 0,
-    layers: int = LAYERS,
-    write: Callable[[Path, int], None] | None = None,
+    write: Callable[[Path, int], None] = write,
     **overrides: Any,
 ) -> Any:
-    """A `vllm.LLM` over a model written to `folder`, with the given `kv_transfer_config`, or without a connector. `write`
-    writes another model, from a seed."""
+    """A `vllm.LLM` over a model that `write` writes to `folder`, from a seed, with the given `kv_transfer_config`, or without
+    a connector."""
     prepare_environment()
-    if write is None:
-        write_model(folder, layers)
-        write_weights(folder, seed, layers)
-    else:
-        write(folder, seed)
+    write(folder, seed)
     from vllm import LLM
 
     options: dict[str, Any] = {**OPTIONS, "seed": seed, **overrides}

@@ -10,12 +10,12 @@ from itertools import count, permutations
 from typing import Any
 
 from kvtrail.connector.known import by_name, has_other_writers, overrides, part_of
-from kvtrail.connector.registration import TRACED, configuration, resolve
+from kvtrail.connector.registration import TRACED, configuration, resolve, untraced
 from kvtrail.connector.simulate.run import Played, Unbuildable, play
 from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
 
 BESIDE_BYTES = 256 * 1024
-"""Of the store of our OffloadConnector, 256 tokens: what it has evicted is loaded by the connector beside it."""
+"""Size of our OffloadConnector's store, 256 tokens: the connector beside it loads what this store has evicted."""
 
 NO_BYTES = "what they load changes no byte"
 DIED = "they died in a rehearsal"
@@ -25,18 +25,18 @@ REHEARSAL = Scenario(
     resets=tuple(CachesReset(40 * n - 1) for n in range(1, _TURNS)),
     most_steps=400,
 )
-"""A prompt is stored and loaded again: a prefix comes again and again; vLLM forgets it in between."""
+"""A workload that stores a prefix and loads it again: vLLM's prefix cache is reset between its requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectorUnderTest:
-    """A connector, traced.
+    """A traced connector.
 
     Attributes:
-        name: as the user gave it: of vLLM's registry, `module:Class`, or `Faulty:<fault>:<connector>`.
-        extra: its `kv_connector_extra_config`, where the user gave one.
-        beside: in a MultiConnector, after our OffloadConnector.
-        own_workers: its own worker side runs, on KV caches in memory, instead of fake workers.
+        name: its name, as the user gave it: of vLLM's registry, `module:Class`, or `Faulty:<fault>:<connector>`.
+        extra: its `kv_connector_extra_config`.
+        beside: whether it runs in a MultiConnector, after our OffloadConnector.
+        own_workers: whether its own worker side runs, on KV caches in memory, instead of fake workers.
     """
 
     name: str
@@ -46,9 +46,9 @@ class ConnectorUnderTest:
 
     @property
     def loads_may_fail(self) -> bool:
-        """Whether it, or a child of it, has a way to report that a load has failed."""
+        """Whether it or one of its children can report failed loads."""
         names = [each["kv_connector"] for each in self.extra.get("connectors", ())] or [self.name]
-        return any(overrides(cls, "get_block_ids_with_load_errors") for cls in map(_plain, names) if cls is not None)
+        return any(overrides(cls, "get_block_ids_with_load_errors") for cls in map(untraced, names) if cls is not None)
 
     def configuration(self) -> dict[str, Any]:
         """The `kv_transfer_config`."""
@@ -71,9 +71,9 @@ Choose = Callable[[Sequence[Any]], Any]
 
 
 def varied(name: str, choose: Choose, *, full: bool = False) -> dict[str, Any]:
-    """Extra configuration by choice: for a known connector, and for a class that has `kvtrail_check_settings`, as a
-    `KnownConnector` has `check_settings`; none for others. `full`: the store of a known connector is a small one."""
-    if own := getattr(_plain(name), "kvtrail_check_settings", {}):
+    """Chosen extra configuration for a known connector, from its `check_settings`, or for a class with
+    `kvtrail_check_settings`; empty for others. `full`: give a known connector a small store."""
+    if own := getattr(untraced(name), "kvtrail_check_settings", {}):
         return _chosen(own, choose)
     known = by_name(name.rpartition(":")[2].removeprefix(TRACED))
     if known is None:
@@ -86,8 +86,8 @@ def varied(name: str, choose: Choose, *, full: bool = False) -> dict[str, Any]:
 
 
 def in_turn(profile: str, turn: int) -> Choose:
-    """Chooses so that a setting with n values takes each of them once in n turns, in another order each time: a session of a
-    few turns comes to all of them."""
+    """A function that chooses each of a setting's n values once in n turns, in a new order each time, so that a session of a
+    few turns tries all of them."""
     settings = count()
 
     def choose(values: Sequence[Any]) -> Any:
@@ -98,17 +98,8 @@ def in_turn(profile: str, turn: int) -> Choose:
     return choose
 
 
-def _plain(name: str) -> Any:
-    """The untraced class of a connector; None of one that cannot be imported: vLLM says more of it."""
-    try:
-        cls = resolve(configuration(name, {})["kv_connector"])
-    except Exception:  # of whatever its module raises when it is imported
-        return None
-    return getattr(cls, "_kvtrail_plain", cls)
-
-
 def _chosen(settings: Mapping[str, Any], choose: Choose) -> dict[str, Any]:
-    """A value of each setting; one for which None is chosen is not set."""
+    """A chosen value for each setting; a setting for which None is chosen is left out."""
     chosen = {
         key: _chosen(values, choose) if isinstance(values, Mapping) else choose(values)
         for key, values in settings.items()
@@ -117,12 +108,12 @@ def _chosen(settings: Mapping[str, Any], choose: Choose) -> dict[str, Any]:
 
 
 def why_fake(tested: ConnectorUnderTest) -> tuple[str | None, Played | None]:
-    """Why fake workers must stand in for the connector's own, None if its own do; and the rehearsal, if there was one.
+    """Why fake workers must replace the connector's own, None if its own can run; and the rehearsal, if there was one.
 
     Raises:
         Unbuildable: the connector cannot be built even with fake workers.
     """
-    with suppress(Exception):  # it cannot be imported: whoever plays says so
+    with suppress(Exception):  # a connector that cannot be imported is reported by the run
         cls = resolve(tested.configuration()["kv_connector"])
         if part_of(cls, "fake") is not None:
             return "kvtrail has a fake for what they talk to", None

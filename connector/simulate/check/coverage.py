@@ -1,7 +1,7 @@
-"""How often a run brought the connector and its scheduler into each of the states in which a requirement is at risk.
+"""Counts how often a run reached each coverage point: a state in which a requirement is at risk.
 
-It follows no request itself. It asks the ledger, event by event, what was known before the event: which answers wait, which
-loads and stores are open, who is preempted.
+It keeps no state of requests. Before each event, it asks the ledger which answers wait, which loads and stores are open, and
+which requests are preempted.
 """
 
 from __future__ import annotations
@@ -129,21 +129,21 @@ POINTS: Mapping[str, str] = {
 }
 """The coverage points, and what each means in one sentence."""
 MANY = 1000
-"""Requests of one run: enough to show what grows with their number."""
+"""Number of requests of one run that shows what grows with their number."""
 PLAIN = "plain"
 Reached = Mapping[str, object]
-"""Points that an event may reach; those with a true value it has."""
+"""Points that an event may reach; it has reached those with a true value."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCoverage:
-    """What one run of a session has reached, who has looked at it, and what failed.
+    """The coverage, the verdicts and the failures of one run of a session.
 
     Attributes:
         reached: how often each of the points was reached.
-        checks: how often each rule gave each verdict to the connector.
+        checks: how often each rule gave each verdict on the connector.
         capacity_compared: whether the capacity of a full store was compared with that of a new one.
-        failures: the ids of what failed.
+        failures: the ids of the failures.
     """
 
     reached: Counter[str]
@@ -153,14 +153,14 @@ class RunCoverage:
 
 
 def reached(played: Played) -> Counter[str]:
-    """How often a run has reached each point; those that it has not are missing."""
+    """How often a run has reached each point, without those that it has not reached."""
     points = Counter(_Run(played).points())
     points.update(_of_the_whole(played))
     return +points
 
 
 def _of_the_whole(played: Played) -> Mapping[str, int]:
-    """What the run has reached as a whole, beside what its events have."""
+    """How often the run as a whole has reached points, besides its single events."""
     ends = sum(isinstance(event, RequestEnd) for event in played.events)
     saw = any(
         isinstance(e, LoadPlan | StorePlan) or (isinstance(e, Lookup) and e.matched is not None) for e in played.events
@@ -179,7 +179,7 @@ def _of_the_whole(played: Played) -> Mapping[str, int]:
 
 
 class _Run:
-    """Goes through the events of a run, with the ledger one event behind."""
+    """The events of a run, with a ledger that is one event behind."""
 
     def __init__(self, played: Played) -> None:
         self._events = played.events
@@ -188,21 +188,21 @@ class _Run:
         self._unprobed = played.unprobed is not None
         self._detector = Detector(rules=())
         self._account = Account("", "")
-        """Of the event's request, as it was before the event."""
+        """The account of the event's request, before the event."""
         self._engine = Engine()
-        """Of the event's recorder, as it was before the event."""
+        """The state of the event's engine, before the event."""
         self._hit: set[str] = set()
-        """The identities for which tokens were found."""
+        """The identities (salt, adapter) for which lookups found tokens."""
         self._was_full = False
         self._takes: set[tuple[str, str | None]] = set()
-        """The requests that are to read another engine's blocks."""
+        """The requests that will read another engine's blocks."""
         self._computes: tuple[int | None, dict[int, str | None]] = None, {}
-        """The last step that computed several tokens of a request, and the blocks that it fills, each with its request."""
+        """The last step that computed several tokens of a request, and its request by block that it fills."""
         self._cache_reset_step: int | None = None
         """The first step after the last reset of vLLM's cache."""
 
     def points(self) -> Iterator[str]:
-        """What its events have reached, in order."""
+        """The points that its events have reached, in order."""
         for event in self._events:
             enter = _ENTER.get(event.kind)
             if enter is not None and self._is_of_tested(event):
@@ -215,13 +215,13 @@ class _Run:
                 yield "store/same-prefix-at-once"
 
     def _is_of_tested(self, event: Event) -> bool:
-        """A request begins and ends for all children of a MultiConnector at once."""
+        """Whether an event concerns the tested connector; requests begin and end for all children of a MultiConnector."""
         return self._tested in (None, event.connector_id) or isinstance(event, RequestStart | RequestEnd)
 
     # Lookups and allocations.
 
     def _offer(self, event: Lookup | Alloc) -> Offer | None:
-        """The connector's answer that waits for an allocation."""
+        """The connector's answer that waits for an allocation, if there is one."""
         offer = self._account.evidence.offers.get(event.connector_id)
         return offer if offer is not None and offer.alloc is None else None
 

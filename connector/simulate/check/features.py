@@ -1,4 +1,4 @@
-"""What a connector claims to be able to do, what was seen of it, and which profiles are for it."""
+"""The features of a connector: which of them it claims, which were observed, and which profiles test them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvtrail.tracer.events.capabilities import Capability, of_connector
 
 
 class Feature(StrEnum):
-    """What a connector may be able to do beyond the core."""
+    """An optional feature of a connector, beyond the core."""
 
     ASYNC_LOADS = "asynchronous loads"
     ASYNC_LOOKUPS = "asynchronous lookups"
@@ -34,7 +34,7 @@ class Feature(StrEnum):
 
 
 DECLARED = "kvtrail_features"
-"""Attribute of a connector's class: names of features that its methods do not show, as `asynchronous loads`."""
+"""Attribute of a connector's class: names of features that its methods do not show, such as `asynchronous loads`."""
 _HANDOFFS = (Feature.PULL, Feature.PUSH)
 NEEDS: Mapping[str, tuple[Feature, ...]] = {
     "load-failure": (Feature.FAILURES,),
@@ -48,7 +48,8 @@ NEEDS: Mapping[str, tuple[Feature, ...]] = {
     "handoffs": _HANDOFFS,
     "handoff-ranks": _HANDOFFS,
 }
-"""The profiles that are for a feature alone, and the features of which a connector must claim one; all others are for all."""
+"""The profiles that test a feature, and the features of which a connector must claim at least one. All other profiles are
+for all connectors."""
 _SEEN: Mapping[Feature, tuple[str, ...]] = {
     Feature.ASYNC_LOADS: ("lookup/async",),
     Feature.ASYNC_LOOKUPS: ("lookup/deferred",),
@@ -59,9 +60,9 @@ _SEEN: Mapping[Feature, tuple[str, ...]] = {
     Feature.EVENTS: ("events/stored",),
     Feature.PROBE: ("probe/seen",),
 }
-"""The points at which a feature was seen. Failures are injected, so that seeing them says nothing."""
+"""The points that show a feature. Failures are injected, so points that count them show nothing."""
 _NOTHING = frozenset({"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE"})
-"""What `pass`, a docstring or `return` compile to."""
+"""The instructions to which `pass`, a docstring or `return` compile."""
 
 
 def class_of(connector: str) -> type:
@@ -76,8 +77,8 @@ def class_of(connector: str) -> type:
 
 
 def claimed(connector: str, extra: Mapping[str, Any]) -> list[Feature]:
-    """What a connector claims, in order: by its interfaces, by the methods that it overrides, and by what is declared of it.
-    One that passes calls on to children claims what they claim.
+    """The features that a connector claims, in order: by its interfaces, its overridden methods, and its declarations. One
+    that passes calls on to children claims what they claim.
 
     Args:
         extra: its `kv_connector_extra_config`.
@@ -97,8 +98,8 @@ def claimed(connector: str, extra: Mapping[str, Any]) -> list[Feature]:
 def profiles(
     connector: str, config: Mapping[str, Any] | None, claimed: Sequence[Feature]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The profiles to drive, in order, the most important several times; and why others are not, by profile. Several ranks
-    need no claim: any connector may be asked for them."""
+    """The profiles to run, in order, the most important several times; and why others do not run, by profile. Several ranks
+    need no claim: any connector may run on them."""
     not_driven: dict[str, str] = {}
     for name, needed in NEEDS.items():
         if Feature.RANKS not in needed and not any(each in claimed for each in needed):
@@ -114,7 +115,7 @@ def detected(reached: Counter[str]) -> list[Feature]:
 
 
 def worlds(scenario: Scenario, present: Sequence[Feature]) -> frozenset[Feature]:
-    """The features that a scenario needs in order to be played: a failure in it is one of theirs."""
+    """The features that a scenario needs to run. A failure in it belongs to them."""
     handed_over = frozenset({Feature.PULL, Feature.PUSH}.intersection(present) or {Feature.PULL})
     if scenario.pair is not None:
         return handed_over
@@ -154,8 +155,8 @@ def _claims(feature: Feature, cls: type, extra: Mapping[str, Any]) -> bool:
 
 
 def _by_layer(cls: type, extra: Mapping[str, Any]) -> bool:
-    """Whether layers wait for their loads or are saved one by one. A class that says so to vLLM is believed. Of any other,
-    both methods are abstract, so that it defines them in any case; those that do nothing claim nothing."""
+    """Whether layers are loaded or saved one by one. A class that declares this to vLLM is believed. Any other class must
+    define both methods, since they are abstract; methods that do nothing claim nothing."""
     if overrides(cls, "requires_piecewise_for_cudagraph"):
         return bool(cast(Any, cls).requires_piecewise_for_cudagraph(dict(extra)))
     methods = (inspect.unwrap(getattr(cls, name)) for name in ("wait_for_layer_load", "save_kv_layer"))

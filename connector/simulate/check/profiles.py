@@ -1,4 +1,4 @@
-"""Profiles: kinds of workloads, each for other corner cases. A profile draws a scenario from a random generator."""
+"""Profiles: kinds of workloads, each for certain corner cases. A profile draws a scenario from a random generator."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
 from kvtrail.tracer.events.cache_groups import ALL, CHUNKED, FULL, MAMBA, SLIDING, CacheGroup
 
 MAX_LENGTH = 1024
-"""Tokens of a request at most, in the tiny model."""
+"""Maximum number of tokens of a request, in the tiny model."""
 LONGEST = 1000
-"""Tokens of a request in a conversation at most."""
+"""Maximum number of tokens of a request in a conversation."""
 
 
 def chunked_prefill(rng: random.Random) -> Scenario:
-    """Long prompts with shared prefixes, computed in small pieces; some come again as they were."""
+    """Long prompts with shared prefixes, computed in small chunks; some prompts arrive again."""
     scenario = _crowd(rng, requests=24, prompts=(100, 800), outputs=(1, 20), pool=(70, 120), pace=6)
     return _with(scenario, max_num_batched_tokens=rng.choice([48, 64, 96]))
 
 
 def preemption_storm(rng: random.Random) -> Scenario:
-    """More requests than the pool holds, so that many are preempted in the middle of their prefill, and again later."""
+    """More requests than the pool holds, so that many are preempted during their prefill, and again later."""
     if rng.random() < 0.3:
         return _growing(rng)
     scenario = _crowd(rng, requests=16, prompts=(300, 800), outputs=(20, 80), pool=(48, 64), pace=1)
@@ -42,7 +42,7 @@ def preemption_storm(rng: random.Random) -> Scenario:
 
 
 def retry(rng: random.Random) -> Scenario:
-    """Requests with a stored prefix wait for blocks until two others end, and are looked up again and again."""
+    """Requests with a stored prefix that wait for blocks until two others end, and are looked up repeatedly."""
     head = _segment(rng, "head", 64 * rng.randrange(1, 5))
     arrivals: list[Arrival] = []
     resets: list[CachesReset] = []
@@ -57,10 +57,10 @@ def retry(rng: random.Random) -> Scenario:
 
 
 def abort(rng: random.Random) -> Scenario:
-    """Clients that disconnect: while queued with a hit, in a prefill, during a load, when preempted, or at any moment."""
+    """Clients that disconnect: while queued with a hit, during a prefill or a load, while preempted, or at any time."""
     if rng.random() < 0.5:
         scenario = retry(rng)
-        gone = tuple(Abort(each.id, each.at_step, When.MATCHED) for each in scenario.arrivals if _coin(rng, 0.3))
+        gone = tuple(Abort(each.id, each.at_step, When.MATCHED) for each in scenario.arrivals if rng.random() < 0.3)
         return _aborted_while_deferred(replace(scenario, aborts=gone))
     scenario = _crowd(rng, requests=30, prompts=(100, 700), outputs=(10, 60), pool=(48, 80), pace=3)
     aborts = tuple(
@@ -80,10 +80,10 @@ def asynchronous(rng: random.Random) -> Scenario:
 
 
 def load_failure(rng: random.Random) -> Scenario:
-    """Some loads fail and are reported; vLLM computes those tokens itself. Before each wave a request computes a part of the
-    shared prefix, so that some loads begin, and fail, behind what vLLM has. Some requests are aborted when their load has
-    failed, and what they would have computed is asked for again. At last a prefix is stored and loaded, by one request, which
-    is aborted when its load has failed, or by two in one step; and what both would have computed is asked for again."""
+    """Loads that fail and are reported, so that vLLM computes the tokens itself. Before each wave, a request computes a part
+    of the shared prefix, so that some loads begin, and fail, after tokens that vLLM has. Some requests are aborted after
+    their load has failed, and their prompts arrive again. At the end, a prefix is stored and then loaded, by one request that
+    is aborted after its load has failed, or by two requests in one step; and their prompts arrive again."""
     scenario = _waves(rng)
     heads = dict.fromkeys(arrival.prompt[0] for arrival in scenario.arrivals)
     parts = [
@@ -94,9 +94,9 @@ def load_failure(rng: random.Random) -> Scenario:
         for number, (name, count) in enumerate(heads)
     ]
     later = [replace(arrival, at_step=arrival.at_step + 14) for arrival in scenario.arrivals]
-    longer = [replace(each, prompt=(*each.prompt, _fresh(rng, 300))) if _coin(rng, 0.7) else each for each in later]
-    again = [replace(each, id=f"{each.id}-again", at_step=each.at_step + 40) for each in longer if _coin(rng, 0.8)]
-    gone = tuple(Abort(each.id, each.at_step, When.FAILED) for each in longer if _coin(rng, 0.3))
+    longer = [replace(each, prompt=(*each.prompt, _fresh(rng, 300))) if rng.random() < 0.7 else each for each in later]
+    again = [replace(each, id=f"{each.id}-again", at_step=each.at_step + 40) for each in longer if rng.random() < 0.8]
+    gone = tuple(Abort(each.id, each.at_step, When.FAILED) for each in longer if rng.random() < 0.3)
     workers = replace(scenario.workers, load_failures=rng.choice([0.3, 0.6]))
     scenario = replace(scenario, arrivals=(*parts, *longer, *again), aborts=gone, workers=workers)
     scenario = _failing_alone(rng, scenario)
@@ -104,16 +104,16 @@ def load_failure(rng: random.Random) -> Scenario:
 
 
 def reset(rng: random.Random) -> Scenario:
-    """Resets of vLLM's cache and the connector's: at rest, while requests run, while some wait with a hit, during loads."""
+    """Resets of vLLM's cache and of the connector's: at rest, while requests run or wait with a hit, and during loads."""
     if rng.random() < 0.5:
         scenario = retry(rng)
         waits = [each for each in scenario.arrivals if each.id.startswith("waits")]
         more = tuple(
             CachesReset(
-                each.at_step + rng.randrange(6), connector=True, prefix_cache=_coin(rng, 0.5), when=When.MATCHED
+                each.at_step + rng.randrange(6), connector=True, prefix_cache=rng.random() < 0.5, when=When.MATCHED
             )
             for each in waits
-            if _coin(rng, 0.6)
+            if rng.random() < 0.6
         )
         return replace(scenario, resets=(*scenario.resets, *more))
     scenario = _waves(rng)
@@ -124,12 +124,12 @@ def reset(rng: random.Random) -> Scenario:
 
 
 def identity(rng: random.Random) -> Scenario:
-    """The same tokens with another cache salt or another adapter, and so with other KV."""
+    """Equal tokens with different cache salts or adapters, and so with different KV."""
     scenario = _waves(rng)
     salts, adapters = ("", "", "one", "other"), ("", "", "adapter")
     arrivals = tuple(
         replace(each, salt=rng.choice(salts), adapter=rng.choice(adapters), prompt=each.prompt[:1])
-        if _coin(rng, 0.7)
+        if rng.random() < 0.7
         else each
         for each in scenario.arrivals
     )
@@ -137,20 +137,22 @@ def identity(rng: random.Random) -> Scenario:
 
 
 def same_id(rng: random.Random) -> Scenario:
-    """Ids that are used again, with another prompt or a part of the old one, after an end or an abort."""
-    scenario = _waves(rng) if _coin(rng, 0.5) else retry(rng)
+    """Request ids that are used again after an end or an abort, with another prompt or a part of the old one."""
+    scenario = _waves(rng) if rng.random() < 0.5 else retry(rng)
     ids = {each.id: f"id-{rng.randrange(4)}" for each in scenario.arrivals}
     arrivals = tuple(
-        replace(each, id=ids[each.id], prompt=each.prompt if _coin(rng, 0.7) else (each.prompt[0], *_rest(rng, each)))
+        replace(
+            each, id=ids[each.id], prompt=each.prompt if rng.random() < 0.7 else (each.prompt[0], *_rest(rng, each))
+        )
         for each in scenario.arrivals
     )
-    gone = tuple(Abort(each.id, each.at_step + rng.randrange(12)) for each in arrivals if _coin(rng, 0.2))
+    gone = tuple(Abort(each.id, each.at_step + rng.randrange(12)) for each in arrivals if rng.random() < 0.2)
     return replace(scenario, arrivals=arrivals, aborts=gone)
 
 
 def full_store(rng: random.Random) -> Scenario:
-    """More content than a store may hold: what was stored is evicted, while some wait for blocks to load it, and in the step
-    that loads it."""
+    """More prefixes than a store may hold: it evicts stored prefixes while requests wait for blocks to load them, and in the
+    step that loads them."""
     arrivals: list[Arrival] = []
     resets: list[CachesReset] = []
     heads = [_segment(rng, f"head-{n}", BLOCK_SIZE * rng.randrange(4, 16)) for n in range(4)]
@@ -161,7 +163,7 @@ def full_store(rng: random.Random) -> Scenario:
         for n in range(rng.randrange(1, 4)):
             prompt = (rng.choice(heads), _fresh(rng, rng.randrange(40, 500)))
             arrivals.append(Arrival(f"waits-{number}-{n}", prompt, 3, at_step + rng.randrange(40)))
-        if number and _coin(rng, 0.5):
+        if number and rng.random() < 0.5:
             arrivals.append(replace(arrivals[0], id=f"again-{number}", at_step=at_step + 50))
         resets.append(CachesReset(at_step + 69))
     workers = Workers(latest_steps=rng.choice([0, 4]), seed=rng.randrange(10**6))
@@ -173,50 +175,50 @@ def full_store(rng: random.Random) -> Scenario:
 
 
 def crowd(rng: random.Random) -> Scenario:
-    """Many short requests: what grows with their number is seen."""
+    """Many short requests, to find state that grows with their number."""
     head = _segment(rng, "head", 2 * BLOCK_SIZE)
     arrivals = tuple(
         Arrival(f"c-{n}", (head, _fresh(rng, 8)) if n % 4 else (_fresh(rng, 20),), 1, n // 20) for n in range(1100)
     )
-    gone = tuple(Abort(each.id, each.at_step) for each in arrivals if _coin(rng, 0.05))
+    gone = tuple(Abort(each.id, each.at_step) for each in arrivals if rng.random() < 0.05)
     scenario = Scenario(arrivals=arrivals, aborts=gone, num_blocks=96, seed=rng.randrange(10**6))
     return _with(scenario, max_num_batched_tokens=1024)
 
 
 def handoff(rng: random.Random) -> Scenario:
-    """Prompts that are computed here and handed on to another engine, as in disaggregated prefilling, and some others."""
+    """Prompts that are computed here for another engine, as in disaggregated prefilling, and some others."""
     scenario = _waves(rng)
     handed_on = tuple(
-        replace(each, max_tokens=1, handed_on=True) if _coin(rng, 0.6) else each for each in scenario.arrivals
+        replace(each, max_tokens=1, handed_on=True) if rng.random() < 0.6 else each for each in scenario.arrivals
     )
-    gone = tuple(Abort(each.id, each.at_step + rng.randrange(6)) for each in handed_on if _coin(rng, 0.1))
+    gone = tuple(Abort(each.id, each.at_step + rng.randrange(6)) for each in handed_on if rng.random() < 0.1)
     return replace(scenario, arrivals=handed_on, aborts=gone)
 
 
 def spec_decode(rng: random.Random) -> Scenario:
-    """Speculative tokens, some of them rejected: their KV must not be stored before that is known."""
+    """Speculative tokens, some of them rejected: their KV must not be stored before they are accepted."""
     scenario = _crowd(rng, requests=20, prompts=(100, 500), outputs=(20, 80), pool=(64, 100), pace=4)
     return replace(scenario, drafts=rng.choice([1, 3]))
 
 
 def ranks(rng: random.Random) -> Scenario:
-    """Two tensor-parallel ranks: each has its own bytes, and one ends its transfers later than the other."""
+    """Two tensor-parallel ranks: each has its own bytes, and one completes its transfers later than the other."""
     scenario = rng.choice([asynchronous, load_failure, preemption_storm, reset])(rng)
     return _with(scenario, tensor_parallel_size=2)
 
 
 def groups(rng: random.Random) -> Scenario:
-    """Two KV cache groups, each with blocks of its own: full attention and a sliding window, in any order."""
+    """Two KV cache groups, full attention and a sliding window, in either order, each with its own blocks."""
     scenario = rng.choice([asynchronous, chunked_prefill, preemption_storm])(rng)
     both = CacheGroup(FULL), CacheGroup(SLIDING, window=rng.choice([40, 64, 200]))
-    return replace(scenario, groups=both if _coin(rng, 0.5) else both[::-1], num_blocks=2 * scenario.num_blocks)
+    return replace(scenario, groups=both if rng.random() < 0.5 else both[::-1], num_blocks=2 * scenario.num_blocks)
 
 
 def states(rng: random.Random) -> Scenario:
     """A recurrent state beside full attention, and perhaps a sliding window. vLLM's own cache may find a part of a block."""
     scenario = groups(rng)
-    beside = [group for group in scenario.groups if group.kind == SLIDING and _coin(rng, 0.5)] + [CacheGroup(MAMBA)]
-    if _coin(rng, 0.5):
+    beside = [group for group in scenario.groups if group.kind == SLIDING and rng.random() < 0.5] + [CacheGroup(MAMBA)]
+    if rng.random() < 0.5:
         scenario = _with(scenario, prefix_match_unit=BLOCK_SIZE // 2)
     return replace(
         scenario, groups=(CacheGroup(FULL), *beside), num_blocks=scenario.num_blocks * (1 + len(beside)) // 2
@@ -224,8 +226,9 @@ def states(rng: random.Random) -> Scenario:
 
 
 def block_sizes(rng: random.Random) -> Scenario:
-    """Blocks of two sizes: full attention beside a sliding window or a recurrent state, by which vLLM ends steps; or of one
-    size, where vLLM wants that: beside chunked local attention, or states after all blocks."""
+    """Groups with blocks of two sizes: full attention beside a sliding window, or beside a recurrent state, whose blocks
+    limit vLLM's steps. Groups with blocks of one size, where vLLM requires that: beside chunked local attention, or beside
+    states of all blocks."""
     scenario = rng.choice([asynchronous, chunked_prefill, preemption_storm])(rng)
     small, large = BLOCK_SIZE // 2, BLOCK_SIZE
     full, beside = rng.choice([
@@ -261,18 +264,19 @@ def mixed(rng: random.Random) -> Scenario:
 
 
 def combined(rng: random.Random) -> Scenario:
-    """Several things happen to one request: it waits with a hit, shares blocks that fail to load, is preempted or aborted,
-    and comes again, perhaps longer or with the same id. Each family of prompts comes four times: it is stored; comes
-    longer, and waits for requests that hold most blocks; is loaded by several at once; and one by one."""
+    """Several events in the life of one request: it waits with a hit, shares blocks that fail to load, is preempted or
+    aborted, and arrives again, perhaps longer or with the same id. Each family of prompts arrives four times: it is stored;
+    it arrives longer, and waits for requests that hold most blocks; several requests load it at once; and one after the
+    other."""
     arrivals: list[Arrival] = []
     aborts: list[Abort] = []
     resets: list[CachesReset] = []
     at_step = 0
 
     def come(name: str, prompt: tuple[Segment, ...], begin: int, share: float, *whens: When) -> None:
-        """A request, and with this probability an abort: in one of these states, or a few steps later."""
+        """Add a request, and with this probability its abort: in one of these states, or a few steps later."""
         arrivals.append(Arrival(name, prompt, rng.choice((1, 8, 40)), begin))
-        if _coin(rng, share):
+        if rng.random() < share:
             when = rng.choice((None, *whens))
             aborts.append(Abort(name, begin + (0 if when else rng.randrange(1, 7)), when))
 
@@ -285,22 +289,22 @@ def combined(rng: random.Random) -> Scenario:
         for which, prompt in enumerate(family):
             come(f"{number}-{which}", prompt, at_step + rng.randrange(3), 0.2)
         at_step += rng.randrange(10, 20)
-        resets.append(CachesReset(at_step - 1, running=_coin(rng, 0.5), connector=_coin(rng, 0.1)))
+        resets.append(CachesReset(at_step - 1, running=rng.random() < 0.5, connector=rng.random() < 0.1))
         fills: list[tuple[Segment, ...]] = [(_fresh(rng, rng.randrange(600, 900)),) for _ in range(2)]
         arrivals += [Arrival(f"{number}-fills-{which}", prompt, 40, at_step) for which, prompt in enumerate(fills)]
         for which, prompt in enumerate(longer):
-            name = f"{number}-{which}" if _coin(rng, 0.3) else f"{number}-{which}-waits"
+            name = f"{number}-{which}" if rng.random() < 0.3 else f"{number}-{which}-waits"
             come(name, prompt, at_step + rng.randrange(5, 20), 0.6, When.MATCHED, When.MATCHED, When.PREEMPTED)
-        if _coin(rng, 0.3):
+        if rng.random() < 0.3:
             resets.append(CachesReset(at_step, connector=True, prefix_cache=False, when=When.MATCHED))
         at_step += rng.randrange(30, 60)
-        resets.append(CachesReset(at_step - 1, running=_coin(rng, 0.7)))
+        resets.append(CachesReset(at_step - 1, running=rng.random() < 0.7))
         come(f"{number}-evicts", (_fresh(rng, rng.randrange(200, 500)),), at_step + rng.randrange(3), 0.3)
         for which, prompt in enumerate(longer):
             come(f"{number}-{which}-together", prompt, at_step + rng.randrange(3), 0.4, When.LOADING, When.FAILED)
         at_step += rng.randrange(10, 20)
         for which, prompt in enumerate(longer):
-            resets.append(CachesReset(at_step - 1, running=_coin(rng, 0.7)))
+            resets.append(CachesReset(at_step - 1, running=rng.random() < 0.7))
             come(f"{number}-{which}-alone", prompt, at_step, 0.0)
             at_step += 10
     return Scenario(
@@ -317,8 +321,8 @@ def combined(rng: random.Random) -> Scenario:
 
 
 def room(rng: random.Random) -> Scenario:
-    """A store that is full all the time: more prefixes than a small one holds, and every other one comes again at once.
-    Equal prompts come in one step, and some clients leave while they wait or load."""
+    """A store that is always full: more prefixes than a small one holds, and half of them arrive again at once. Equal prompts
+    arrive in one step, and some clients disconnect while their requests wait or load."""
     heads = [_fresh(rng, BLOCK_SIZE * rng.randrange(8, 25)) for _ in range(9)]
     head = heads[0]
     arrivals: list[Arrival] = []
@@ -352,16 +356,16 @@ def room(rng: random.Random) -> Scenario:
 
 
 def kv_events(rng: random.Random) -> Scenario:
-    """A store that is full all the time, and that reports what it gains and loses, as a router asks of it. No two resets come
-    in one step: `room` has such."""
+    """A store that is always full and reports KV cache events, as for a router. Unlike in `room`, no two resets happen in one
+    step."""
     scenario = room(rng)
     resets = {each.at_step: each for each in scenario.resets}
     return replace(scenario, resets=tuple(resets.values()), settings={**scenario.settings, **KV_EVENTS})
 
 
 def shared_loads(rng: random.Random) -> Scenario:
-    """Two or three requests load one short prefix, and their loads begin and end at different times; meanwhile prompts come
-    that fill a small store, which evicts for them what nobody needs any more."""
+    """Two or three requests load one short prefix, and their loads begin and end at different times. Meanwhile, prompts
+    arrive that fill a small store, which evicts prefixes that no load needs."""
     arrivals: list[Arrival] = []
     resets: list[CachesReset] = []
     for number in range(6):
@@ -387,8 +391,8 @@ def shared_loads(rng: random.Random) -> Scenario:
 
 
 def many_prefixes(rng: random.Random) -> Scenario:
-    """Seven hundred short prompts of one length that share nothing: a key that does not tell two of them apart finds what
-    another prompt has stored."""
+    """Seven hundred short prompts of one length without shared prefixes: if two of them have the same key, one finds the KV
+    of the other."""
     length = rng.choice((2 * BLOCK_SIZE, 4 * BLOCK_SIZE)) + 1
     arrivals = tuple(Arrival(f"p-{n}", (_fresh(rng, length),), 1, n // 8) for n in range(700))
     settings = {"max_num_batched_tokens": 2048}
@@ -396,8 +400,8 @@ def many_prefixes(rng: random.Random) -> Scenario:
 
 
 def conversation(rng: random.Random) -> Scenario:
-    """Conversations: each turn extends the last one and its answer. Blocks are scarce, so some answers are computed in two
-    parts, with a preemption between them, and the next turn loads them."""
+    """Conversations: each turn extends the previous one and its answer. Blocks are scarce, so some answers are computed in
+    two parts with a preemption between them, and the next turn loads them."""
     arrivals: list[Arrival] = []
     resets: list[CachesReset] = []
     for talk in range(rng.randrange(4, 7)):
@@ -423,24 +427,24 @@ def conversation(rng: random.Random) -> Scenario:
 
 
 def no_prefix_caching(rng: random.Random) -> Scenario:
-    """vLLM without its own prefix cache: lookups begin at token 0, and what comes again is loaded."""
+    """vLLM without its own prefix cache: lookups begin at token 0, and repeated prompts are loaded."""
     scenario = _with_resets_beside_stores(rng.choice([asynchronous, mixed, room])(rng), rng)
     return _with(scenario, enable_prefix_caching=False)
 
 
 def failed_requests(rng: random.Random) -> Scenario:
-    """Loads fail, and vLLM ends their requests, as its `kv_load_failure_policy` has it unless it is set."""
+    """Loads fail, and vLLM ends their requests, which is the default of its `kv_load_failure_policy`."""
     return replace(load_failure(rng), recompute=False)
 
 
 def handoffs(rng: random.Random) -> Scenario:
-    """One engine prefills and another one decodes: requests queue and are aborted at every point of the hand-off,
-    messages come late and out of order, leases run out, and some transfers fail."""
+    """One engine prefills and another one decodes: requests queue and are aborted at every point of the hand-off, messages
+    arrive late and out of order, leases expire, and some transfers fail."""
     return drawn(rng.randrange(10**6), failing=rng.choice((0.0, 0.2)))
 
 
 def handoff_ranks(rng: random.Random) -> Scenario:
-    """The same with two tensor-parallel ranks in either engine, or in both."""
+    """Hand-offs with two tensor-parallel ranks in one engine or in both."""
     ranks = rng.choice(((1, 2), (2, 1), (2, 2)))
     return drawn(rng.randrange(10**6), failing=rng.choice((0.0, 0.2)), ranks=ranks)
 
@@ -479,12 +483,12 @@ PAIR_PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "handoffs": handoffs,
     "handoff-ranks": handoff_ranks,
 }
-"""The profiles of two engines, for connectors by which one hands over to the other."""
+"""The profiles of two engines, for connectors that hand over between engines."""
 OFTEN = (
     "combined", "load-failure", "conversation", "combined", "abort", "mixed", "load-failure", "combined", "full-store",
     "preemption-storm",
 )  # fmt: skip
-"""The profiles that find most: in each round they come first, some of them several times."""
+"""The profiles that find the most failures. They come first in each round, some of them several times."""
 ORDER = (*PAIR_PROFILES, *OFTEN, *(name for name in PROFILES if name not in OFTEN))
 """A round of `kvtrail check`."""
 SMALL = ("room", "kv-events", "shared-loads")
@@ -507,8 +511,8 @@ def _crowd(
     pool: tuple[int, int],
     pace: int,
 ) -> Scenario:
-    """Requests that begin with one of a few prefixes, one every `pace` steps on average. Some prompts are nothing but a
-    prefix, so that they are full hits the second time, and some prompts are repeated."""
+    """Requests that begin with one of a few prefixes, one every `pace` steps on average. Some prompts consist of a prefix
+    alone, so that they are full hits the second time, and some prompts are repeated."""
     heads = [_segment(rng, f"head-{n}", BLOCK_SIZE * rng.randrange(4, 16)) for n in range(3)]
     arrivals: list[Arrival] = []
     at_step = 0
@@ -549,9 +553,10 @@ def _waves(rng: random.Random) -> Scenario:
 
 
 def _failing_alone(rng: random.Random, scenario: Scenario) -> Scenario:
-    """After all others, requests load a prefix that nobody else has, in turn one that is aborted when its load has failed,
-    and two in one step, which share the blocks. Nobody else computes what lies behind the failed load, so the same prompts
-    show whether it was stored: they are short, so that a small store keeps it until then."""
+    """Add requests at the end that load a prefix which no other request has: alternately one that is aborted after its load
+    has failed, and two in one step, which share the blocks. No other request computes the tokens after the failed load, so
+    when the same prompts arrive again, they show whether those tokens were stored. The prompts are short, so that a small
+    store keeps them until then."""
     arrivals, aborts, resets = list(scenario.arrivals), list(scenario.aborts), list(scenario.resets)
     fails: list[tuple[str, int]] = []
     begin = max([each.at_step for each in arrivals] + [each.at_step for each in resets]) + 40
@@ -572,15 +577,15 @@ def _failing_alone(rng: random.Random, scenario: Scenario) -> Scenario:
 
 
 def _aborted_while_deferred(scenario: Scenario) -> Scenario:
-    """Every third request is aborted as soon as a lookup is answered with 'ask me later', if one is: what the connector keeps
-    or fetches for it has to be given back."""
+    """Abort every third request as soon as a lookup is answered with 'ask me later': the connector must release what it keeps
+    or fetches for it."""
     gone = tuple(Abort(each.id, each.at_step, When.DEFERRED) for each in scenario.arrivals[::3])
     return replace(scenario, aborts=(*scenario.aborts, *gone))
 
 
 def _with_twins(scenario: Scenario, rng: random.Random) -> Scenario:
-    """At last come requests with one of these prompts in one step, each with another salt or adapter, and some of these have
-    stored it."""
+    """Add requests at the end with one of these prompts, all in one step, each with another salt or adapter; some of these
+    identities have stored the prompt."""
     first = rng.choice(scenario.arrivals)
     at_step = _after(scenario)
     identities = rng.sample([("", ""), (first.salt, first.adapter), ("one", ""), ("other", ""), ("", "adapter")], k=4)
@@ -592,8 +597,8 @@ def _with_twins(scenario: Scenario, rng: random.Random) -> Scenario:
 
 
 def _with_evictions_beside_loads(scenario: Scenario, rng: random.Random) -> Scenario:
-    """At last come short prompts that were just stored, each in one step with a new long one that a small store evicts them
-    for."""
+    """Add short prompts at the end that were just stored, each in one step with a new long prompt, for which a small store
+    evicts them."""
     at_step = _after(scenario)
     arrivals: list[Arrival] = []
     resets: list[CachesReset] = []
@@ -610,7 +615,7 @@ def _with_evictions_beside_loads(scenario: Scenario, rng: random.Random) -> Scen
 
 
 def _with_resets_beside_stores(scenario: Scenario, rng: random.Random) -> Scenario:
-    """At last the connector is reset while short prompts are being stored, and they come again at once, and again before they
+    """Reset the connector at the end while short prompts are being stored; they arrive again at once, and again before they
     are stored."""
     arrivals: list[Arrival] = []
     resets: list[CachesReset] = []
@@ -629,7 +634,7 @@ def _with_resets_beside_stores(scenario: Scenario, rng: random.Random) -> Scenar
 
 
 def _after(scenario: Scenario) -> int:
-    """A step at which most of a scenario is over."""
+    """A step after most of a scenario."""
     return max(each.at_step for each in scenario.arrivals) + 200
 
 
@@ -638,13 +643,9 @@ def _at_last(scenario: Scenario, arrivals: Iterable[Arrival], resets: Iterable[C
 
 
 def _growing(rng: random.Random) -> Scenario:
-    """Many short prompts with long outputs, which grow until the pool is empty."""
+    """Many short prompts with long outputs, which grow until the pool is exhausted."""
     arrivals = tuple(Arrival(f"r-{n}", (_fresh(rng, 40),), 300) for n in range(16))
     return _with(Scenario(arrivals=arrivals, seed=rng.randrange(10**6)), max_num_batched_tokens=48)
-
-
-def _coin(rng: random.Random, share: float) -> bool:
-    return rng.random() < share
 
 
 def _segment(rng: random.Random, name: str, count: int) -> Segment:
@@ -656,7 +657,7 @@ def _fresh(rng: random.Random, count: int) -> Segment:
 
 
 def _rest(rng: random.Random, arrival: Arrival) -> tuple[Segment, ...]:
-    """Another end for a prompt, if there is room for it."""
+    """Another end for a prompt, if it fits."""
     room = MAX_LENGTH - arrival.max_tokens - arrival.prompt[0][1]
     return (_fresh(rng, min(150, room)),) if room > 0 else ()
 

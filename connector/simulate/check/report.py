@@ -128,8 +128,8 @@ def test_beside(trace: Path) -> Path | None:
 
 
 def names_of(found: Found) -> tuple[str, str]:
-    """The names of the files with a failure's trace and its test. pytest needs a name of its own for each test: the
-    digits follow from the connector and the scenario."""
+    """The names of the files with a failure's trace and its test. pytest needs a unique name for each test, so its digits
+    are derived from the connector and the scenario."""
     name, shown = slug(found.failure.what), json.dumps([found.tested.name, found.small.scenario.as_dict()])
     return f"{name}.jsonl", f"test_{name.replace('-', '_')}_{zlib.crc32(shown.encode()):08x}.py"
 
@@ -145,7 +145,7 @@ def _summary(checked: Checked) -> str:
 
 
 def _limits(checked: Checked) -> list[str]:
-    """What was not looked at, in sentences."""
+    """What the session did not check, in sentences."""
     limits = []
     if checked.unprobed is not None:
         plans = "plans, evictions and chunk keys were not checked (docs/connectors.md says how to write a probe)"

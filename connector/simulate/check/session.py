@@ -32,10 +32,10 @@ from kvtrail.tracer.model.words import some
 STEPS = 20_000
 """Scheduling steps of a session, where the user sets no limit."""
 LEAST_STEPS = 100
-"""Of a trial, on average: to make an engine takes as long. Otherwise a session with a connector that dies at once would take
-hours."""
+"""Minimum number of steps that a trial counts for, on average: building an engine takes as long. Otherwise a session with a
+connector that dies at once would take hours."""
 SHRINK_TRIES = 300
-"""Runs for shrinking one failure."""
+"""Maximum number of runs to shrink one failure."""
 ASKED_FOR = "that was asked for"
 """Why fake workers run where the user wants them."""
 Known = Mapping[str, Sequence[Scenario]]
@@ -43,7 +43,7 @@ NONE_KNOWN: Known = {}
 NO_BYTES_TRACE = "no-bytes.jsonl"
 """The file with the trace of `Checked.no_bytes`."""
 FEW_STEPS, FEW_HITS = 1000, 20
-"""Fewer than these prove nothing."""
+"""Minimum numbers of steps and hits for a conclusive session."""
 
 
 @dataclass
@@ -51,11 +51,11 @@ class Found:
     """A failure, with a small scenario that shows it.
 
     Attributes:
-        small: the failure as a small scenario shows it.
+        small: the failure in a small scenario.
         tested: the connector with its configuration.
         original: the scenario that failed first.
-        profile, seed: what drew it.
-        after: scheduling steps of the session by then, those of that run included.
+        profile, seed: the profile and the seed that drew it.
+        after: number of scheduling steps of the session by then, with those of this run.
     """
 
     small: Shrunk
@@ -75,23 +75,23 @@ class Checked:
     """The result of a session.
 
     Attributes:
-        connector: its name, as the user gave it.
+        connector: the connector's name, as the user gave it.
         seed: the first seed.
         found: each failure once, in order.
-        repeated: how often each was seen again, by its id.
-        trials, steps: of each profile.
-        checks: how often each rule gave each verdict to the connector, in all trials.
-        lookups, hits: lookups of the connector, and those that answered with tokens: a session without hits proves little.
-        loads_read: loads with bytes that were checked.
-        blocks_compared: blocks with bytes that were compared before a step that reads them.
-        reached: how often each of the `points` was reached.
+        repeated: how often each failure was seen again, by its id.
+        trials, steps: number of trials and of scheduling steps, by profile.
+        checks: how often each rule gave each verdict on the connector, in all trials.
+        lookups, hits: number of lookups, and of those that found tokens; a session without hits proves little.
+        loads_read: number of loads with compared bytes.
+        blocks_compared: number of blocks with bytes that were compared before a step that reads them.
+        reached: how often each coverage point was reached.
         runs: the coverage of each run.
         fake_workers: why its own workers did not run; None if they did.
-        no_bytes: the run of its own workers in which loads changed no byte, if there was one.
-        unprobed: why nothing was seen of its plans and its store; None if a probe shows them.
+        no_bytes: the run of its own workers in which loads changed no byte; None if there was none.
+        unprobed: why its plans and its store were not observed; None if a probe shows them.
         profiles: the profiles of a round, in order; some come several times.
-        refused: why a profile is not driven: the connector claims no such feature, or it, or vLLM with it, refused it.
-        seconds: how long it took, shrinking included.
+        refused: why a profile did not run, by profile: the connector does not claim the feature, or it or vLLM refused.
+        seconds: duration of the session, with shrinking.
     """
 
     connector: str
@@ -115,7 +115,7 @@ class Checked:
     seconds: float = 0.0
 
     def count(self, profile: str, played: Played, failures: Sequence[Failure]) -> None:
-        """Add what one run of a profile has shown."""
+        """Add the results of one run of a profile."""
         hits, points = sum(bool(lookup.answer) for lookup in played.lookups), reached(played)
         self.trials[profile] += 1
         self.steps[profile] += played.steps
@@ -131,7 +131,7 @@ class Checked:
 
     @property
     def inconclusive(self) -> list[str]:
-        """Why nothing found proves nothing, in sentences; empty if it proves something."""
+        """Why a session without failures proves nothing, in sentences; empty if it is conclusive."""
         reasons = []
         if self.no_bytes is not None:
             longest = max(self.no_bytes.lookups, key=lambda lookup: lookup.answer or 0)
@@ -232,7 +232,7 @@ def turns(checked: Checked) -> Iterator[tuple[str, int]]:
 
 @dataclass
 class _Session:
-    """One session, as it goes on. `config` is None where each turn draws the connector's configuration."""
+    """A running session. `config` is None where each turn draws the connector's configuration."""
 
     checked: Checked
     config: Mapping[str, Any] | None
@@ -260,7 +260,7 @@ class _Session:
             self.checked.no_bytes = played
 
     def play(self, profile: str, seed: int) -> None:
-        """Play what a profile and a seed draw, count what it shows, and shrink each failure that is new."""
+        """Run the scenario of a profile and a seed, count its results, and shrink each new failure."""
         checked, extra, scenario = self.checked, self.configured(profile, seed), scenario_of(profile, seed)
         own_workers = checked.fake_workers is None
         tested = ConnectorUnderTest(checked.connector, extra, beside=profile == "multi", own_workers=own_workers)
@@ -310,7 +310,7 @@ class _Session:
 
 
 def _is_consequence(failure: Failure, failures: Sequence[Failure], checked: Checked) -> bool:
-    """Whether it is a death or a hang next to a failure of another kind that was reported before and explains it."""
+    """Whether it is a crash or a hang beside a failure of another kind that was reported before and explains it."""
     known = {found.failure.id for found in checked.found}
     ends = (CRASH, HANG)
     return failure.kind in ends and any(other.kind not in ends and other.id in known for other in failures)

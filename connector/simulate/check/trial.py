@@ -18,14 +18,14 @@ from kvtrail.tracer.model.words import some
 from kvtrail.tracer.rules.contents.mismatch import DIFFERS
 
 BY_FINGERPRINT = "byte-drift"
-"""The rule that finds by fingerprints what is wrong bit by bit."""
+"""The rule that finds wrong bytes by their fingerprints."""
 LAST_EVENTS = 12
-"""Shown of a run that crashed or hung."""
+"""Number of events that are shown of a run that crashed or hung."""
 SHRINK_STEPS = 25_000
-"""Scheduling steps for shrinking one failure, where its tries are limited: where a store is filled to see how much it holds,
-one try takes thousands."""
+"""Maximum number of scheduling steps to shrink one failure, if the tries are limited. A try that fills a store to measure its
+capacity takes thousands of steps."""
 CONFIRMATIONS = 2
-"""How often a failing scenario is run again, before and after it is shrunk."""
+"""Number of times that a failing scenario runs again, before and after it is shrunk."""
 _NUMBERS = re.compile(r"\d+|'[^']*'|\"[^\"]*\"|\b[a-z]+-\S+")
 
 
@@ -35,8 +35,8 @@ class Shrunk:
 
     Attributes:
         scenario, played, failure: the scenario, its run, and the failure there.
-        seen, runs: how often the scenario failed in the same way when it was run again, and how often that was; of a failure
-            that is not flaky both are equal.
+        seen, runs: number of repeated runs that failed in the same way, and of all repeated runs; a failure is flaky if they
+            differ.
     """
 
     scenario: Scenario
@@ -51,9 +51,9 @@ class Shrunk:
 
 
 def failures(played: Played) -> list[Failure]:
-    """What went wrong in a run. A rule comes before the death that it explains. Wrong KV is one failure, whether it was seen
-    bit by bit or by fingerprints as well."""
-    # Where the workers copy nothing at all, they are no real ones.
+    """The failures of a run. A rule comes before the crash that it explains. Wrong KV is one failure, even if both the
+    comparison of bits and fingerprints show it."""
+    # Workers that copy nothing are not real ones.
     seen = [each for each in played.observations if each.kind != BYTES or played.loads_copied]
     is_seen = any(each.kind == BYTES for each in seen)
     found = [
@@ -75,8 +75,8 @@ def failures(played: Played) -> list[Failure]:
 
 
 def run(tested: ConnectorUnderTest, scenario: Scenario, *, at_rest: bool = True) -> tuple[Played, list[Failure]]:
-    """Play a scenario with the connector, and look at what is left `at_rest`. What also happens without any connector is not
-    its failure."""
+    """Run a scenario with the connector, and check `at_rest` what is left. A crash or a hang that also happens without a
+    connector is not its failure."""
     if scenario.pair is not None:
         pair = play_pair(scenario, tested.configuration())
         return pair, failures(pair)
@@ -106,9 +106,9 @@ def shrunk(
     known: Sequence[Scenario] = (),
     on_try: Callable[[Any], None] = lambda smallest: None,
 ) -> Shrunk:
-    """Run a scenario that has failed again; if it always fails in the same way, shrink it in `tries` tries, as long as it
-    does, and run the smallest again. A small one that is known from elsewhere, and always fails in the same way here as well,
-    takes its place. With `tries` 0 it is not run again."""
+    """Run a failed scenario again. If it always fails in the same way, shrink it in at most `tries` tries, and run the
+    smallest one again. A `known` small scenario that always fails in the same way is taken instead. With `tries` 0, nothing
+    runs again."""
     if tries == 0:
         return Shrunk(scenario, played, failure, 1, 1)
     best = scenario, played, failure
@@ -141,12 +141,12 @@ def shrunk(
 
 
 def without_numbers(text: str) -> str:
-    """An error's text without what differs from trial to trial: numbers, names, ids."""
+    """An error's text without the parts that differ between trials: numbers, names, ids."""
     return _NUMBERS.sub("…", text.splitlines()[0])[:160] if text else text
 
 
 def _details(played: Played) -> str:
-    """Where a run died, what happened last, and what each request waits for."""
+    """The traceback of a run, its last events, and the state of each unfinished request."""
     parts = [played.traceback] if played.traceback else []
     events = [event for event in played.events if event.kind != "kv.recorder"][-LAST_EVENTS:]
     if events:

@@ -1,6 +1,5 @@
-"""The suite's report as one HTML file for a connector's maintainer: what was not exercised, the verdict, the requirements,
-and for each failure its events, the arithmetic in words, the test to paste, which has the workload, and the command to see it
-again.
+"""The suite's report as one HTML file for a connector's maintainer: the verdict, the requirements, those that were not
+exercised, and for each failure its events, its explanation, the test with its workload, and the command that shows it again.
 
 It needs no network, and its Content-Security-Policy allows none.
 """
@@ -29,14 +28,14 @@ NAME = "index.html"
 Report = Mapping[str, Any]
 """The suite's report, as in its JSON document."""
 MOST_EVENTS = 300
-"""Events that are shown; of more, those of the requests that the failure names and of the engine, and of these the last."""
+"""Maximum number of shown events. Of more events, the last ones of the named requests and of the engine are shown."""
 NOT_SHOWN = frozenset({Kind.HEARTBEAT, Kind.STATS, Kind.HOLDINGS, Kind.PREFIX_CACHE})
-"""What is recorded beside the calls."""
+"""Kinds of events that are not calls."""
 _INLINE = re.compile(r"`([^`\n]+)`|(https?://[^\s<>\"'()\[\]]*[^\s<>\"'()\[\].,;:])")
 
 
 def as_html(report: Report, folder: Path) -> str:
-    """The page of a report with its traces and tests in a folder."""
+    """The page of a report whose traces and tests are in a folder."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -68,7 +67,7 @@ def write(report: Report, folder: Path) -> Path:
 
 
 def inline(text: str) -> Markup:
-    """A text with code in backticks, and with links."""
+    """A text as HTML, with its code in backticks and its links."""
     parts, end = [], 0
     for found in _INLINE.finditer(text):
         code, address = found.groups()
@@ -89,7 +88,7 @@ def _heading(requirement: Report) -> str:
 
 
 def _failure(of: Report, folder: Path) -> dict[str, Any]:
-    """A failure, with what the page shows of its rule, its trace and its test."""
+    """A failure with the data that the page shows of its rule, its trace and its test."""
     rule = next((rule for rule in pages.files() if f"rule: {rule}" == of["id"]), None)
     return {
         **of,
@@ -100,7 +99,7 @@ def _failure(of: Report, folder: Path) -> dict[str, Any]:
 
 
 def _events(of: Report, rule: str | None, folder: Path) -> dict[str, Any]:
-    """The events of a failure's run in words, in their order, and how many are left out."""
+    """The events of a failure's run in words, in order, and the number of events that are left out."""
     events = load([folder / of["trace"]]).events
     findings = [each for each in findings_of(events).values() if rule is not None and each.rule == rule]
     proofs = {witness.span_id: witness.label for finding in findings[:1] for witness in finding.witness}

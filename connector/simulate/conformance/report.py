@@ -30,7 +30,7 @@ def known_from(reports: Iterable[Mapping[str, Any]]) -> Known:
     """The small scenarios of reports, by the ids of the failures that they show.
 
     Raises:
-        ValueError: one is no report; the text says why.
+        ValueError: one of them is not a report; the text says why.
     """
     known: dict[str, list[Scenario]] = {}
     try:
@@ -45,8 +45,8 @@ def known_from(reports: Iterable[Mapping[str, Any]]) -> Known:
 
 
 def as_dict(asked: Asked, checked: Checked) -> dict[str, Any]:
-    """What a session, which may have been interrupted, says of what was asked, as JSON-ready data. Files that a failure names
-    lie beside the report."""
+    """The report of a session, which may have been interrupted, as JSON-ready data. The files that a failure names are in the
+    report's folder."""
     setting = Setting(
         claimed=asked.claimed,
         detected=features.detected(checked.reached),

@@ -13,16 +13,17 @@ import msgspec
 from kvtrail.connector.simulate.check.features import Feature
 
 SUITE_VERSION = "1"
-"""Raised when requirements are added, or judged by more: only reports of one version can be compared cell by cell."""
+"""The version of the suite, which changes with its requirements and judges. Reports of different versions are not
+comparable."""
 
 
 class Level(StrEnum):
-    """Which connectors a requirement is for."""
+    """The connectors that a requirement applies to."""
 
     CORE = "core"
-    """All of them."""
+    """All connectors."""
     EXTENDED = "extended"
-    """Those that have a feature."""
+    """Connectors with a feature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +31,14 @@ class Requirement:
     """One thing that a connector must do.
 
     Attributes:
-        id: `LEVEL.SUBJECT.NAME`; it stays the same from version to version of the suite.
-        sentence: what must hold.
-        source: who says so: vLLM's docstring or code, by a version in which it stands there, or an issue.
-        judged_by: judges (`verdict.py`): ids of rules, and what else a session judges by.
-        reached_by: the coverage points at which it is at risk; it is reached as often as all of them together.
+        id: `LEVEL.SUBJECT.NAME`; it is the same in each version of the suite.
+        sentence: the condition that must hold.
+        source: the source of the requirement: a docstring or code of a version of vLLM, or an issue.
+        judged_by: its judges (`verdict.py`): ids of rules, and other judges of a session.
+        reached_by: the coverage points at which it is at risk; it counts as reached as often as all of them together.
         feature: the feature that an extended requirement belongs to.
-        covers_all: whether it stands for all of core in the feature's world: a failure that only several ranks show is one
-            of several ranks.
+        covers_all: whether it represents all core requirements with this feature: a failure that appears only with several
+            ranks breaks the one of several ranks.
     """
 
     id: str
@@ -54,7 +55,7 @@ class Requirement:
 
     @property
     def subject(self) -> str:
-        """The part of the contract: `lookup`, `load`, `async-loads`."""
+        """The part of the contract, such as `lookup`, `load` or `async-loads`."""
         return self.id.split(".")[1]
 
 
@@ -65,5 +66,5 @@ REQUIREMENTS: Sequence[Requirement] = msgspec.convert(
 
 
 def of_level(asked: str) -> Sequence[Requirement]:
-    """Those of `core`, of `extended`, or `all`."""
+    """The requirements of the level `core` or `extended`, or `all` of them."""
     return [each for each in REQUIREMENTS if asked == "all" or each.level is Level(asked)]

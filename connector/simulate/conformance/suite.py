@@ -1,4 +1,4 @@
-"""Runs the suite: a session of `check` over the profiles that a level and a connector's features ask for."""
+"""Runs the suite: a session of `check` with the profiles for a level and a connector's features."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ OTHER_LEVEL = "run with `--level extended`"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of a connector.
+    """A request to test a connector.
 
     Attributes:
-        connector: its name, as the user gave it.
+        connector: the connector's name, as the user gave it.
         config: its `kv_connector_extra_config`; None where each workload draws its own.
         level: `core`, `extended` or `all`.
-        steps: scheduling steps.
+        steps: number of scheduling steps.
         seed: the first seed.
         cls: the connector's untraced class.
         claimed: the features that it claims.
-        driven: the profiles to drive, in order.
-        not_driven: why others are not, by profile.
-        at: when it was asked.
+        driven: the profiles to run, in order.
+        not_driven: why other profiles do not run, by profile.
+        at: the time of the request.
     """
 
     connector: str
@@ -53,11 +53,11 @@ def asked_of(
     steps: int | None = None,
     seed: int = 0,
 ) -> Asked:
-    """What a level asks of a connector; the same arguments ask for the same workloads on each machine.
+    """The tests of a connector at a level. The same arguments give the same workloads on each machine.
 
     Args:
         connector: a name that vLLM knows, or `module:Class`.
-        config: its `kv_connector_extra_config`; without one it is drawn where the connector declares what from.
+        config: its `kv_connector_extra_config`; without one, it is drawn from the settings that the connector declares.
 
     Raises:
         Unbuildable: there is no such connector; the text says why.
@@ -81,7 +81,7 @@ def run(
     known: Known = NONE_KNOWN,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
-    """The session of `check` for what is asked.
+    """Run the session of `check`.
 
     Args:
         known: small scenarios of earlier sessions, by the ids of the failures that they show.

@@ -1,4 +1,4 @@
-"""The suite's report for a terminal: what was not exercised, and why, comes before what is well."""
+"""The suite's report for a terminal. The requirements that were not exercised, and why, come before the verdict."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvtrail.tracer.model.words import some
 
 Report = Mapping[str, Any]
 _MOST_DETAILS = 20
-"""Lines of a failure's details; the report has all of them."""
+"""Maximum number of lines of a failure's details; the JSON report has all of them."""
 
 
 def as_text(report: Report) -> str:
-    """For a person: what ran, failures, what was not exercised, and the verdict last."""
+    """The report as text: the run, the failures, the requirements that were not exercised, and finally the verdict."""
     parts = [_ran(report), *(_failed(each, report) for each in report["failures"])]
     if not_exercised := _of(report, Result.NOT_EXERCISED):
         parts.append(_not_exercised(not_exercised))
@@ -57,7 +57,7 @@ def _failed(failure: Report, report: Report) -> str:
 
 
 def _not_exercised(requirements: Sequence[Report]) -> str:
-    """The reasons, each once, with the requirements that it keeps from being judged."""
+    """Each reason once, with the requirements that were not exercised for it."""
     reasons: dict[str, list[str]] = {}
     for each in requirements:
         reasons.setdefault(each["why"] or "", []).append(each["id"])

@@ -1,7 +1,7 @@
-"""What a session says of each requirement.
+"""Judges each requirement by the results of a session.
 
-The judges of a session have names: a rule's id, or a rule and the place of several where it judges (`byte-drift/early`), or
-one of `OTHERS`.
+A judge of a session is named by a rule's id, by a rule and one of the places where it judges (`byte-drift/early`), or by one
+of `OTHERS`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,19 @@ from kvtrail.connector.simulate.check.coverage import POINTS, RunCoverage, reach
 from kvtrail.connector.simulate.check.features import Feature
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.conformance.requirements import REQUIREMENTS, Level, Requirement
-from kvtrail.connector.simulate.judges.failure import BYTES, CRASH, EVENTS, HANG, HITS, REST, RULE, Failure
+from kvtrail.connector.simulate.judges.failure import (
+    BYTES,
+    CRASH,
+    EVENTS,
+    HANG,
+    HITS,
+    REST_BLOCKS,
+    REST_MEMORY,
+    REST_RESET,
+    REST_ROOM,
+    RULE,
+    Failure,
+)
 from kvtrail.tracer.model.findings import Verdict as RuleVerdict
 from kvtrail.tracer.rules.rule import DeadlineRule
 from kvtrail.tracer.rules.rule_set import all_rules
@@ -30,14 +42,13 @@ class Result(StrEnum):
 
 
 class Verdict(StrEnum):
-    """Of the whole suite."""
+    """The verdict of the whole suite."""
 
     PASSED = "passed"
     FAILED = "failed"
     INCONCLUSIVE = "inconclusive"
 
 
-REST_BLOCKS, REST_MEMORY, REST_RESET, REST_ROOM = "rest/blocks", "rest/memory", "rest/reset", "rest/room"
 OTHERS = {
     HITS: "lookups that claim what nobody has computed",
     BYTES: "KV that is read and is another's",
@@ -49,23 +60,17 @@ OTHERS = {
     CRASH: "an engine that dies",
     HANG: "requests that never end",
 }
-"""What a session judges by beside the rules."""
+"""The judges of a session besides the rules."""
 RULES = {rule.id: rule for rule in all_rules()}
-_OF_REST = {
-    REST_RESET: ("a reset is refused", "nothing is stored after a reset"),
-    REST_BLOCKS: ("blocks of ended requests", "blocks are lost", "vLLM's "),
-    REST_ROOM: ("the store has lost room", "workers keep what is evicted"),
-}
-"""How the names of what is left in the end begin, by judge; any other is of what the connector remembers."""
 _BY_ABSENCE = {"load-range/nothing allocated": "probe/seen"}
-"""Rules that judge only what a correct connector never does, by the point at which they would see it."""
+"""Judges that give a verdict only on a faulty connector, and the point that shows that they could have."""
 NEEDED = ("lookup", "allocation", "load", "preemption", "abort", "end", "engine")
-"""The subjects of core that must have been exercised, at least in part, before all is well. vLLM does not ask for a reset,
-and what is stored is seen where it is loaded."""
+"""The subjects of core that must be exercised, at least in part, for the verdict PASSED. Resets are optional in vLLM, and
+loads show what was stored."""
 
 
 _OF_WORKERS = frozenset({"bytes/loads"})
-"""Points that are reached only where somebody copies."""
+"""Points that only workers that copy bytes can reach."""
 _OF_PROBES = frozenset({
     "load/planned", "lookup/after-eviction", "store/planned", "store/evicted", "store/with-drafts",
 })  # fmt: skip
@@ -74,12 +79,12 @@ _OF_PROBES = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A requirement, and what a session says of it.
+    """The result of a requirement.
 
     Attributes:
-        reached: how often it was at risk, in runs at which one of its judges has looked.
+        reached: how often it was at risk in runs that one of its judges could judge.
         why: why it was not exercised; None if it was.
-        failures: the ids of those that break it.
+        failures: the ids of the failures that break it.
     """
 
     requirement: Requirement
@@ -91,13 +96,13 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a session could exercise.
+    """The conditions of a session.
 
     Attributes:
         claimed, detected: features of the connector.
-        overrides_reset: whether its class has a reset of its own.
-        other_writers: whether its lookups may find what no request of this engine has computed.
-        not_driven: why profiles were not driven, by profile.
+        overrides_reset: whether its class overrides `reset_cache`.
+        other_writers: whether its lookups may find tokens that no request of this engine has computed.
+        not_driven: why profiles did not run, by profile.
     """
 
     claimed: Sequence[Feature]
@@ -112,7 +117,7 @@ class Setting:
 
 
 def judge(asked: Iterable[Requirement], checked: Checked, setting: Setting) -> list[Judged]:
-    """What a session says of the requirements that were asked for, and of others that it has seen fail."""
+    """The results of the requested requirements, and of others that failed."""
     wanted = {each.id for each in asked}
     broken: dict[str, list[str]] = {}
     for found in checked.found:
@@ -127,9 +132,9 @@ def judge(asked: Iterable[Requirement], checked: Checked, setting: Setting) -> l
 
 
 def broken_by(found: Found, present: Sequence[Feature]) -> list[Requirement]:
-    """The requirements that a failure breaks: those that its judge belongs to and that were at risk in its small run, in the
-    world in which it was seen. A failure that needs several ranks is none of core, and one that needs nothing is none of
-    several ranks."""
+    """The requirements that a failure breaks: those of its judge that were at risk in its small run, with the features that
+    the run needs. A failure that needs several ranks does not break core, and one that needs no feature does not break the
+    requirements of several ranks."""
     by, worlds = judges_of(found.failure), features.worlds(found.small.scenario, present)
     named = [each for each in REQUIREMENTS if not set(by).isdisjoint(each.judged_by)]
     if worlds:
@@ -146,8 +151,8 @@ def broken_by(found: Found, present: Sequence[Feature]) -> list[Requirement]:
 
 
 def likeliest_first(broken: Iterable[Requirement], failure: str, runs: Sequence[RunCoverage]) -> list[Requirement]:
-    """The requirements that a failure breaks, the likeliest to be its cause first: one with a point that the runs that failed
-    have reached, and few others. Where wrong KV is read, others are broken as a consequence.
+    """The requirements that a failure breaks, the likeliest cause first: a requirement with a coverage point that failed runs
+    reached and few others did. Where wrong KV is read, other requirements break as a consequence.
 
     This is Ochiai's coefficient over runs (Abreu, Zoeteweij and van Gemund, "On the accuracy of spectrum-based fault
     localization", 2007).
@@ -163,7 +168,7 @@ def likeliest_first(broken: Iterable[Requirement], failure: str, runs: Sequence[
 
 
 def overall(results: Sequence[Judged], checked: Checked) -> tuple[Verdict, list[str]]:
-    """The verdict; and if it is inconclusive, why, in sentences."""
+    """The verdict, and if it is inconclusive, the reasons, in sentences."""
     if checked.found:
         return Verdict.FAILED, []
     reasons = list(checked.inconclusive)
@@ -177,24 +182,17 @@ def overall(results: Sequence[Judged], checked: Checked) -> tuple[Verdict, list[
 
 
 def judges_of(failure: Failure) -> tuple[str, ...]:
-    """Who has found a failure: of a rule that judges in several places, the rule as a whole, too."""
-    if failure.kind == RULE:
-        return (failure.what, f"{failure.what}/{failure.where}")
-    if failure.kind != REST:
-        return (failure.kind,)
-    for judge, beginnings in _OF_REST.items():
-        if failure.what.startswith(beginnings):
-            return (judge,)
-    return (REST_MEMORY,)
+    """The judges that found a failure; for a rule, the rule itself and the place where it judged."""
+    return (failure.what, f"{failure.what}/{failure.where}") if failure.kind == RULE else (failure.kind,)
 
 
 def looked(judge: str, ran: RunCoverage, *, other_writers: bool) -> bool:
-    """Whether a judge has looked at something in a run: if not, it could not have found anything. With `other_writers`,
-    nobody knows what is stored."""
+    """Whether a judge judged anything in a run; otherwise it could not have found a failure. With `other_writers`, nobody
+    knows what is stored."""
     if judge in _BY_ABSENCE:
         return bool(ran.reached[_BY_ABSENCE[judge]])
     rule = judge.partition("/")[0]
-    if rule in RULES:  # one with a deadline counts what is overdue, and nothing that came in time
+    if rule in RULES:  # a rule with a deadline counts only overdue events
         seen = ran.checks.get((rule, RuleVerdict.OK), 0) + ran.checks.get((rule, RuleVerdict.DRIFT), 0)
         return bool(seen) or isinstance(RULES[rule], DeadlineRule)
     match judge:
@@ -248,7 +246,7 @@ def _why_not(requirement: Requirement, checked: Checked, setting: Setting, times
 
 
 def _hidden(requirement: Requirement, checked: Checked, setting: Setting) -> list[str]:
-    """Why none of its judges has looked at any run in which it was at risk, as far as that is known."""
+    """The known reasons why no judge could judge the runs in which a requirement was at risk."""
     by = requirement.judged_by
     hidden = []
     if BYTES in by:

@@ -1,8 +1,9 @@
-"""Whether a store has the same capacity in the end as when it was new, and whether its workers give back what it evicts.
+"""Compares a store's capacity at the end of a run with its capacity when new, and checks that its workers free the memory of
+what it evicts.
 
-A slot that nobody gives back and a lease that nobody ends make a store smaller, and neither shows in what a lookup claims or
-in what a request reads. So when nothing is left to do, prompts come that nobody has seen, one after the other; then they come
-again, the latest first, as long as they are found. An engine that has done nothing else says how many can be.
+A leaked slot or lease makes a store smaller. Neither shows in the answers of lookups or in the KV that requests read. So when
+all requests have ended, new prompts arrive one after the other; then they arrive again, the latest first, until one is not
+found. A new engine gives the reference value.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from kvtrail.connector.simulate.workers.own_worker import OwnWorker
 
 PROMPTS = 16
 TOKENS = 8 * BLOCK_SIZE + 1
-"""Of each prompt. All of them together fill the smallest stores that `kvtrail check` draws, and no large one."""
+"""Tokens of each prompt. All prompts together fill the smallest stores that `kvtrail check` draws, but no large one."""
 SMALLEST_STEP = 96
-"""Where steps have fewer tokens, to fill a store would take longer than most scenarios."""
+"""Minimum `max_num_batched_tokens`. With smaller steps, filling a store takes longer than most scenarios."""
 TRIES = 3
-"""As often in a row a store must have less room than each of as many new ones: which transfers end late is a matter of
-chance."""
+"""Number of consecutive tries in which a store must hold less than each of as many new stores: which transfers end late is
+random."""
 
 Run = Callable[[Sequence[Arrival]], None]
 """Runs some more requests, until all of their transfers have ended."""
 
 
 class Unserved(Exception):
-    """Some of the prompts that are to fill the store never end."""
+    """Some requests that should fill the store never end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,10 @@ class Capacity:
     """How much of the prompts a store holds.
 
     Attributes:
-        tokens: how many tokens of them.
-        is_full: whether it has no room for all of them.
-        came, grown: bytes of KV of as many prompts that came to the full store, and by how many the memory of its workers has
-            grown meanwhile; 0 if that was not measured.
+        tokens: the number of tokens that it holds.
+        is_full: whether it cannot hold all of the prompts.
+        came: bytes of KV of the prompts that arrived when the store was full; 0 if not measured.
+        grown: growth of the workers' memory meanwhile, in bytes; 0 if not measured.
     """
 
     tokens: int
@@ -52,14 +53,14 @@ class Capacity:
 
 
 def can_be_measured(scenario: Scenario) -> bool:
-    """Whether that takes less time than the scenario itself."""
+    """Whether filling the store takes less time than the scenario itself."""
     step: int = scenario.settings.get("max_num_batched_tokens", OPTIONS["max_num_batched_tokens"])
     return step >= SMALLEST_STEP
 
 
 def lost(stage: BareScheduler, run: Run, when_new: Callable[[bool], Capacity]) -> str | None:
-    """In words, how much room the store has lost; None if it has lost none. `when_new` is asked only if the store is full,
-    as one with room for all of the prompts shows nothing, and gets whether they come again `at_once`.
+    """A sentence that says how much capacity the store has lost; None if it has lost none. `when_new` is called only if the
+    store is full, since one that holds all of the prompts shows nothing; its argument is `at_once` of `measured`.
 
     Raises:
         Unserved: there is nothing to compare.
@@ -81,7 +82,7 @@ def lost(stage: BareScheduler, run: Run, when_new: Callable[[bool], Capacity]) -
 
 
 def measured_when_new(stage: BareScheduler, run: Run, *, at_once: bool) -> Capacity:
-    """The room of a store that has only been filled once before."""
+    """The capacity of a store that has been filled only once before."""
     _offer(stage, run, "first")
     if not isinstance(stage.worker, OwnWorker):
         return measured(stage, run, "room-0", at_once=at_once)
@@ -98,8 +99,8 @@ def measured_when_new(stage: BareScheduler, run: Run, *, at_once: bool) -> Capac
 
 
 def not_given_back(held: Capacity) -> str | None:
-    """In words, that the workers of a full store keep what is evicted; None if their memory has grown by less than half of
-    what came."""
+    """A sentence that says that the workers of a full store keep what it evicts; None if their memory has grown by less than
+    half of the KV that arrived."""
     if not held.is_full or 2 * held.grown <= held.came:
         return None
     return (
@@ -110,9 +111,8 @@ def not_given_back(held: Capacity) -> str | None:
 
 
 def measured(stage: BareScheduler, run: Run, name: str, *, at_once: bool = False) -> Capacity:
-    """How much of prompts with this name the store holds when all of them have come. With `at_once`, each comes again before
-    the next one: a store may protect what was found more than once against what has only come once."""
-    assert stage.calls is not None
+    """How much of the prompts with this name the store holds when all of them have arrived. With `at_once`, each prompt
+    arrives again before the next one: a store may protect what was found more than once from eviction."""
     prompts = _offer(stage, run, name, at_once=at_once)
     answers: dict[str, int] = {}
 
@@ -126,13 +126,13 @@ def measured(stage: BareScheduler, run: Run, name: str, *, at_once: bool = False
     stage.calls.on_lookup.remove(listen)
     stage.scheduler.reset_prefix_cache()
     found = [answers.get(f"{name}-again-{n}", 0) for n in reversed(range(PROMPTS))]
-    # Whatever comes behind the first one that is not found whole has less room, as that one is stored again.
+    # The first prompt that is not found whole is stored again, and so leaves less room for the prompts behind it.
     whole = next((n for n, each in enumerate(found) if each < found[0]), PROMPTS)
     return Capacity(sum(found[: whole + 1]), is_full=whole < PROMPTS or not found[0])
 
 
 def _offer(stage: BareScheduler, run: Run, name: str, *, at_once: bool = False) -> list[tuple[Segment, ...]]:
-    """Run the prompts one after the other: each is stored before the next one comes, and loaded with `at_once`."""
+    """Run the prompts one after the other: each is stored before the next one arrives, and with `at_once` also loaded."""
     prompts: list[tuple[Segment, ...]] = [((f"{name}-{n}", TOKENS),) for n in range(PROMPTS)]
     if at_once:
         for n, prompt in enumerate(prompts):

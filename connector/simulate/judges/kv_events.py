@@ -1,5 +1,5 @@
-"""Judges the KV cache events of a connector as a router lives by them: what they say is stored must have been computed, and
-what they say is removed must not be found.
+"""Judges the KV cache events of a connector, which routers rely on: blocks that they report as stored must have been
+computed, and lookups must not find blocks that they report as removed.
 
 vLLM's scheduler takes them after each step (`take_events`) and publishes them with its own; routers build an index of block
 hashes from them (vLLM 0.32, `vllm/distributed/kv_events.py`).
@@ -16,7 +16,7 @@ from kvtrail.tracer.model.words import some
 Place = tuple[str | None, int | None]
 """A medium, and a KV cache group."""
 Note = Callable[[str, str], None]
-"""Takes what is wrong, equal for the same fault, and a text with this run's numbers."""
+"""Takes a name of the fault, equal for the same fault, and a text with this run's numbers."""
 
 
 class KVEvents:
@@ -31,22 +31,23 @@ class KVEvents:
         """`hash_block_size`: tokens of a block that has a hash, of a request's `block_hashes`."""
         self._note, self._size = note, hash_block_size
         self._computed: set[Any] = set()
-        """The hashes of the blocks that some request has held."""
+        """The hashes of all blocks that a request has held."""
         self._stored: dict[Any, Counter[Place]] = {}
-        """How often each block was reported as stored, and not as removed since, by its hash and place: chunks that share
-        blocks report each of them once more (vLLM 0.32, `kv_connector/v1/offloading/events.py`)."""
+        """By a block's hash and place, how many reports say that it is stored and were not followed by one that says that it
+        is removed. Chunks that share blocks report each of them again (vLLM 0.32,
+        `kv_connector/v1/offloading/events.py`)."""
         self._removed: set[Any] = set()
         self._are_of_vllm = False
-        """Whether the hashes are vLLM's: a connector may have its own, by which no block is known."""
+        """Whether the hashes are vLLM's. A connector may use its own, which identify no block here."""
         self.stored = self.removed = self.found = 0
 
     def computed(self, request: Any, begin: int, end: int) -> None:
-        """These tokens of a request are computed."""
+        """Enter the tokens [begin, end) of a request as computed."""
         self._computed.update(self._hashes(request, begin // self._size, end // self._size))
 
     def take(self, events: Iterable[Any], step: int) -> None:
-        """The events of a step, in order. vLLM publishes them as one batch, so what one of them reports as stored and a later
-        one as removed (a store that the step's failed load has spoilt) misleads no router."""
+        """Judge the events of a step, in order. vLLM publishes them as one batch, so a block that one of them reports as
+        stored and a later one as removed, because the step's load failed, misleads no router."""
         from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
         batch_stored = []
@@ -63,12 +64,12 @@ class KVEvents:
             self._judge_stored(event, step)
 
     def clear(self) -> None:
-        """Nothing is stored: the cache was reset, and vLLM itself informs the router of that."""
+        """Forget all blocks: the cache was reset, and vLLM itself informs the router."""
         self._stored.clear()
         self._removed.clear()
 
     def looked_up(self, request: Any, computed: int, returned: int, step: int) -> None:
-        """A lookup has found `returned` tokens behind `computed` ones."""
+        """Judge a lookup that found `returned` tokens after `computed` ones."""
         hashes = self._hashes(request, computed // self._size, -(-(computed + returned) // self._size))
         if not self._are_of_vllm or not hashes:
             return
@@ -87,8 +88,8 @@ class KVEvents:
             )
 
     def listed(self, request: Any) -> int:
-        """How many of a request's tokens a router takes for stored: up to a block that events have reported as stored, if all
-        before it are that have ever been. A connector may report only the last block of each of its chunks."""
+        """The number of a request's tokens that a router considers stored: up to the last block that was reported as stored,
+        if no block before it was reported as removed. A connector may report only the last block of each of its chunks."""
         end = 0
         for number, each in enumerate(self._hashes(request, 0, len(request.block_hashes)), 1):
             if each in self._stored:

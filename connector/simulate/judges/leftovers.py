@@ -1,20 +1,20 @@
-"""What a connector still holds when nothing is left to do, read from its own attributes.
+"""Finds what a connector still holds when all requests have ended, in its own attributes.
 
-Nothing is known of the connector, so few things count. Of its scheduler side: ids of requests that have ended, and numbers
-and containers with a name that says that they are temporary (pins, leases, what is pending) and that are not as they were at
-first. Of its worker side: bytes of tensors and arrays.
+Nothing else is known of the connector, so only a few things count. On the scheduler's side: ids of requests that have ended;
+and numbers and containers whose names say that they are temporary (pins, leases, pending work) and whose sizes differ from
+those at the start. On the worker's side: bytes of tensors and arrays.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from types import ModuleType
 from typing import Any
 
 MOST = 200_000
-"""Objects that are looked at."""
+"""Maximum number of objects that are inspected."""
 DEEPEST = 8
 _TEMPORARY = frozenset({
     "pin", "pins", "pinned", "lock", "locks", "locked", "lease", "leases", "leased", "inflight", "flight", "pending",
@@ -35,7 +35,7 @@ _OF_VLLM = frozenset({
 
 
 def held(connector: Any, ended: Set[str], ignored: Set[str]) -> dict[str, set[str]]:
-    """The ids of ended requests that a connector still holds, by the place where they are: `Store.tracked`.
+    """The ids of ended requests that a connector still holds, by the place that holds them, such as `Store.tracked`.
 
     Args:
         ended: ids that no live request has.
@@ -43,23 +43,14 @@ def held(connector: Any, ended: Set[str], ignored: Set[str]) -> dict[str, set[st
     """
     found: dict[str, set[str]] = {}
     for place, _, thing in _walk(connector, ignored):
-        names: Collection[Any] = ()
-        if isinstance(thing, Mapping | Set | list | tuple | deque):
-            names = list(thing)
-        elif type(thing).__module__ == "vllm.v1.request":
-            names = (getattr(thing, "request_id", None),)
-        elif not isinstance(thing, int):
-            names = [value for _, _, value in _below(place, "", thing) if isinstance(value, str)]
-        for name in names:
-            for each in name if isinstance(name, tuple) else (name,):
-                if isinstance(each, str) and each in ended:
-                    found.setdefault(place, set()).add(each)
+        if isinstance(thing, str) and thing in ended:
+            found.setdefault(place, set()).add(thing)
     return found
 
 
 def temporary(connector: Any, ignored: Set[str]) -> dict[str, int]:
-    """The size of what is temporary by its name: entries of a container, the sum of its numbers, or a number. One below zero
-    counts as well: something was given back twice."""
+    """The size of each attribute whose name says that it is temporary: the number of a container's entries, the sum of its
+    numbers, or a number. A negative number counts as well: something was given back twice."""
     sizes: dict[str, int] = {}
     for place, name, thing in _walk(connector, ignored):
         words = set(re.split(r"[^a-z]+", name.lower()))
@@ -79,7 +70,7 @@ def temporary(connector: Any, ignored: Set[str]) -> dict[str, int]:
 
 
 def stored_bytes(connectors: Iterable[Any]) -> int:
-    """Bytes of all tensors, arrays and byte strings that these connectors hold; memory that several share is counted once."""
+    """Bytes of all tensors, arrays and byte strings that these connectors hold; shared memory is counted once."""
     import numpy as np
     import torch
 
@@ -94,42 +85,46 @@ def stored_bytes(connectors: Iterable[Any]) -> int:
                     thing = thing.base
                 address = thing.ctypes.data  # a tensor's, where the array is a view of one
                 sizes[address] = max(thing.nbytes, sizes.get(address, 0))
-            elif isinstance(thing, bytearray):
+            elif isinstance(thing, bytes | bytearray):
                 sizes[id(thing)] = len(thing)
-            elif isinstance(thing, Mapping | Set | list | tuple | deque):
-                values = thing.values() if isinstance(thing, Mapping) else thing
-                sizes |= {id(value): len(value) for value in values if isinstance(value, bytes)}
     return sum(sizes.values())
 
 
 def _walk(connector: Any, ignored: Set[str]) -> Iterator[tuple[str, str, Any]]:
-    """Everything that hangs on a connector's own attributes: its place, the name of its attribute, and the thing."""
+    """All objects that are reachable from a connector's own attributes: the place, the attribute's name, and the object. The
+    place of a text is that of the object or the container that holds it."""
     waiting = deque([(type(connector).__name__.removeprefix("Traced"), "", connector, 0)])
     seen: set[int] = {id(connector)}
     while waiting and len(seen) < MOST:
         place, name, thing, depth = waiting.popleft()
         yield place, name, thing
-        if depth >= DEEPEST:
-            continue
         for below, called, each in _below(place, name, thing):
             if called in ignored or called.startswith("_kvtrail") or (depth == 0 and called in _OF_VLLM):
                 continue
-            if isinstance(each, int):  # every place counts its own
+            if isinstance(each, str | bytes):
+                yield place, name, each
+            elif isinstance(each, int):  # every place counts its own
                 if called != name:
                     yield below, called, each
-            elif not isinstance(each, str | bytes | float | type(None)) and id(each) not in seen:
+            elif depth < DEEPEST and not isinstance(each, float | None) and id(each) not in seen:
                 seen.add(id(each))
                 waiting.append((below, called, each, depth + 1))
 
 
 def _below(place: str, name: str, thing: Any) -> Iterator[tuple[str, str, Any]]:
+    """The things that this one holds: the place, the attribute's name, and the object. In a mapping, a text counts only as a
+    key, which may name a request, and bytes count only as a value, which may be KV."""
     if isinstance(thing, Mapping):
         for key, value in list(thing.items()):
-            yield place, name, value
-            yield place, name, key
+            if not isinstance(value, str):
+                yield place, name, value
+            if not isinstance(key, bytes):
+                yield place, name, key
     elif isinstance(thing, Set | list | tuple | deque):
         for value in list(thing):
             yield place, name, value
+    elif type(thing).__module__ == "vllm.v1.request":
+        yield place, name, getattr(thing, "request_id", None)
     elif not (isinstance(thing, type | ModuleType) or type(thing).__module__.startswith(_NOT_ITS_OWN)):
         for called in (*getattr(thing, "__dict__", ()), *_slots(type(thing))):
             if (value := getattr(thing, called, None)) is not None and not callable(value):

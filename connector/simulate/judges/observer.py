@@ -1,5 +1,5 @@
-"""Judges a run on the bare scheduler by what needs no recording and no probe: what was ever computed, what requests read, and
-what is left when all of them have ended."""
+"""Judges a run on the bare scheduler without a recording and without a probe: by the tokens that were ever computed, by the
+KV that requests read, and by what is left when all of them have ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from kvtrail.connector.known.fake import reports_transfers
 from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.calls import Calls
 from kvtrail.connector.simulate.judges import capacity, leftovers
-from kvtrail.connector.simulate.judges.failure import BYTES, EVENTS, HITS, REST, Failure
+from kvtrail.connector.simulate.judges.failure import (
+    BYTES,
+    EVENTS,
+    HITS,
+    REST_BLOCKS,
+    REST_MEMORY,
+    REST_RESET,
+    REST_ROOM,
+    Failure,
+)
 from kvtrail.connector.simulate.judges.kv_events import KVEvents
 from kvtrail.connector.simulate.scenario import Arrival
 from kvtrail.connector.simulate.workers.own_worker import OwnWorker
@@ -22,30 +31,30 @@ from kvtrail.tracer.model.words import some
 KEEPS = "kvtrail_keeps"
 """Attribute of a connector's class: names of attributes that may remember requests after their end."""
 FLUSH = 64
-"""Requests that come when all others have ended, to tell a memory of the latest requests from a leak."""
+"""Number of requests that arrive when all others have ended, to tell a memory of the latest requests from a leak."""
 UNBOUNDED = 1000
-"""How many ended requests a memory with a bound may know of at most."""
+"""Maximum number of ended requests that a bounded memory may hold."""
 LISTED = 8
-"""Ended requests for which lookups are compared with what events list."""
+"""Number of ended requests for which a lookup is compared with the KV cache events."""
 PATIENCE = 3
-"""How often the same prompt may come until it is found again."""
+"""Number of times that the same prompt may arrive again until a lookup finds it."""
 
 
 class Observer:
     """Watches one connector object of a bare scheduler.
 
     Attributes:
-        seen: what was wrong.
+        seen: the failures.
         capacity_compared: whether the store was full in the end, and its capacity was compared with that of a new one.
-        kv_events: what its KV cache events say.
-        asked_of_failed: lookups of prompts that a step had computed, in part, of a load that had failed.
+        kv_events: the judge of its KV cache events.
+        asked_of_failed: the number of lookups of prompts that a step had computed, in part, from a failed load.
     """
 
     def __init__(self, stage: BareScheduler, connector: Any) -> None:
         self._stage, self._connector = stage, connector
         self._plain = getattr(connector, "_kvtrail_plain", type(connector))
-        own = stage.calls is not None and connector is stage.connectors[0]
-        self._calls = stage.calls if own and stage.calls is not None else Calls(connector, stage.block_sizes)
+        is_whole = connector is stage.connectors[0]
+        self._calls = stage.calls if is_whole else Calls(connector, stage.block_sizes)
         self._calls.on_lookup.append(self._looked_up)
         self._calls.on_reset.append(self._was_reset)
         self._calls.on_end.append(self._ending)
@@ -56,31 +65,31 @@ class Observer:
         self._at_first = leftovers.temporary(connector, self._ignored)
         self._prefixes = stage.shared.prefixes
         self._computed: set[int] = set()
-        """The prefixes that some request has held the KV of since the connector's last reset."""
+        """The prefixes whose KV some request has held since the connector's last reset."""
         self._entered: dict[str, int] = {}
         self._reset_step: int | None = None
         self._ended: dict[str, str] = {}
-        """How each request ended, the latest last."""
+        """The outcome of each ended request, the latest last."""
         self._latest: deque[Any] = deque(maxlen=LISTED)
-        """Of the latest, vLLM's objects."""
+        """vLLM's objects of the latest ended requests."""
         self._hit: tuple[int, int, Any] = (0, 0, None)
-        """The largest hit: its tokens, the end of the prefix that was found, and its request."""
+        """The largest hit: its number of tokens, the end of its prefix, and its request."""
         self.seen: dict[tuple[str, str], Failure] = {}
         self.capacity_compared = False
         self.asked_of_failed = 0
         self.kv_events = KVEvents(partial(self._note, EVENTS), stage.hash_block_size)
         self._events: list[Any] = []
-        """KV cache events of this step: what they report may have been computed in it."""
+        """KV cache events of this step, which may report blocks that the step itself computes."""
         self._calls.on_events.append(self._events.extend)
 
     # What lookups claim.
 
     def _looked_up(self, request: Any, computed: int, returned: int | None) -> None:
-        prefixes, worker = self._prefixes.of(request), self._stage.worker
+        prefixes, worker = self._prefixes.of(request).tolist(), self._stage.worker
         if worker is not None and worker.model is not None and returned is not None:
             self.asked_of_failed += not worker.model.of_failed.isdisjoint(prefixes[computed : request.num_tokens - 1])
         if not returned or returned < 0 or computed + returned > request.num_tokens or self._has_other_writers:
-            return  # the rules judge that, or nobody knows what is stored
+            return  # rules judge such answers; with other writers, nobody knows what is stored
         self.kv_events.looked_up(request, computed, returned, self._stage.steps)
         end = computed + returned
         if prefixes[end - 1] in self._computed:
@@ -97,7 +106,7 @@ class Observer:
         )
 
     def _stepped(self, output: Any, report: Any) -> None:
-        """Enter what the step's requests hold now. A failed load's blocks, and what is behind them, are no KV."""
+        """Enter the prefixes that the step's requests hold now. After a failed load, they hold no KV there."""
         invalid, blocks_of = report.invalid_block_ids, self._stage.scheduler.kv_cache_manager.get_block_ids
         for request_id in output.num_scheduled_tokens:
             request = self._stage.scheduler.requests.get(request_id)
@@ -125,18 +134,18 @@ class Observer:
         from vllm.v1.request import RequestStatus
 
         if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
-            return  # what it counts as computed is on its way
+            return  # its computed tokens are still being loaded
         end = min(request.num_computed_tokens, request.num_tokens)
         begin = self._entered.get(request.request_id, 0)
         if end < begin:
             begin = 0
-        self._computed.update(self._prefixes.of(request)[begin:end])
+        self._computed.update(self._prefixes.of(request)[begin:end].tolist())
         if self._reports_events:
             self.kv_events.computed(request, begin, end)
         self._entered[request.request_id] = end
 
     def _was_reset(self, succeeded: bool | None) -> None:
-        """What running requests hold may be stored again."""
+        """Forget all prefixes but those of running requests, which may be stored again."""
         if succeeded is False or not self._resets:
             return
         self._computed.clear()
@@ -153,9 +162,9 @@ class Observer:
         run: Callable[[Sequence[Arrival]], None],
         capacity_when_new: Callable[[bool], capacity.Capacity] | None = None,
     ) -> None:
-        """When all requests have ended: look at what is left, and reset the connector and see whether it has forgotten, and
-        still stores. `run` runs some more requests, until all of their transfers have ended. With `capacity_when_new`,
-        that of the same store when it was new, also look whether it has lost some."""
+        """When all requests have ended, check what is left; then reset the connector, and check that it has forgotten its
+        contents and still stores. `run` runs some more requests until all of their transfers have ended. With
+        `capacity_when_new`, also compare the store's capacity with its capacity when it was new."""
         run(())
         if self._keeps_blocks():
             return
@@ -163,7 +172,7 @@ class Observer:
             self._counted()
             self._remembered(run)
         if self._connector is not self._stage.connectors[0]:
-            return  # of its children, another one may have stored what is found
+            return  # another child may have stored what a lookup finds
         self._lists(run)
         if capacity_when_new is not None and not self._has_other_writers:
             self._has_capacity(run, capacity_when_new)
@@ -176,7 +185,7 @@ class Observer:
         if kept:
             nobody = "; it overrides neither `get_finished` nor `get_transfer_results`, so nobody can"
             self._note(
-                REST,
+                REST_BLOCKS,
                 "blocks of ended requests are not given back",
                 f"All requests have ended, and {some(len(kept), 'request')} still {'keeps' if len(kept) == 1 else 'keep'} "
                 f"blocks: {_names(kept, self._ended)}. The connector kept them when the request ended (`request_finished`"
@@ -188,7 +197,7 @@ class Observer:
         free, total = pool.get_num_free_blocks(), pool.num_gpu_blocks - 1
         if free != total:
             self._note(
-                REST,
+                REST_BLOCKS,
                 "blocks are lost",
                 f"All requests have ended and {free} of {total} KV blocks are free: somebody holds the other {total - free}.",
             )
@@ -199,43 +208,42 @@ class Observer:
         }
         for name, ids in stray.items():
             self._note(
-                REST,
+                REST_BLOCKS,
                 f"vLLM's {name} is not empty",
                 f"All requests have ended, and vLLM's scheduler still has reports of loads of {_names(ids, self._ended)}.",
             )
         return bool(free != total or stray)
 
     def _hears_of_ends(self) -> bool:
-        """Whether its workers can tell the connector what has ended: a fake that knows nothing of it makes no metadata."""
+        """Whether its workers can tell the connector which transfers have ended: the general fake makes no metadata."""
         plain: Any = self._plain
         own = isinstance(self._stage.worker, OwnWorker) or part_of(plain, "fake") is not None
         return own or not overrides(plain, "build_connector_worker_meta")
 
     def _counted(self) -> None:
-        """What the probe counts, and what is temporary by its name."""
+        """Check the probe's counts, and the attributes that are temporary by their names."""
         for name, count in self._connector._kvtrail.temporary(self._connector).items():
             if count:
                 self._note(
-                    REST,
+                    REST_MEMORY,
                     f"{name} that the probe counts",
                     f"All requests have ended, and the probe still counts {count} {name}.",
                 )
         for place, size in leftovers.temporary(self._connector, self._ignored).items():
             if size > (first := self._at_first.get(place, 0)):
                 self._note(
-                    REST,
+                    REST_MEMORY,
                     f"{place} is not as it was",
                     f"All requests have ended, and `{place}` holds or counts {size}, where it was {first} before the first"
                     " request. By its name it is temporary.",
                 )
 
     def _remembered(self, run: Callable[[Sequence[Arrival]], None]) -> None:
-        """Requests that are remembered after their end, unless it is a memory of the latest ones."""
+        """Check for requests that the connector remembers after their end, unless it remembers just the latest ones."""
         before, ended = dict(self._ended), list(self._ended)
-        suspects = {
-            place: ids for place, ids in self._held(before).items() if ids != set(ended[len(ended) - len(ids) :])
-        }
-        whole = {place: ids for place, ids in self._held(before).items() if len(ids) > UNBOUNDED}
+        held = self._held(before)
+        suspects = {place: ids for place, ids in held.items() if ids != set(ended[len(ended) - len(ids) :])}
+        whole = {place: ids for place, ids in held.items() if len(ids) > UNBOUNDED}
         if suspects:
             others = tuple(Arrival(f"rest-{n}", ((f"rest-{n % (FLUSH // 2)}", 90),), 1) for n in range(FLUSH))
             run(others)
@@ -251,7 +259,7 @@ class Observer:
             if place in whole:
                 why = f"A memory of more than {UNBOUNDED} requests grows for ever"
             self._note(
-                REST,
+                REST_MEMORY,
                 f"{place} remembers ended requests",
                 f"All requests have ended, and `{place}` still holds {len(ids)} of {len(before)}:"
                 f" {_names([each for each in ended if each in ids], before)}. {why}. (`{KEEPS}`, on the connector's class,"
@@ -264,24 +272,24 @@ class Observer:
     def _has_capacity(
         self, run: Callable[[Sequence[Arrival]], None], when_new: Callable[[bool], capacity.Capacity]
     ) -> None:
-        """The store is as large as it was, and its workers give back what it evicts."""
+        """Check that the store has its old capacity, and that its workers free what it evicts."""
 
         def compared(at_once: bool) -> capacity.Capacity:
             self.capacity_compared = True
             new = when_new(at_once)
             if (text := capacity.not_given_back(new)) is not None:
-                self._note(REST, "workers keep what is evicted", text)
+                self._note(REST_ROOM, "workers keep what is evicted", text)
             return new
 
         try:
             text = capacity.lost(self._stage, run, compared)
         except capacity.Unserved:
-            return  # which is reported by itself
+            return  # a hang, which is reported by itself
         if text is not None:
-            self._note(REST, "the store has lost room", text)
+            self._note(REST_ROOM, "the store has lost room", text)
 
     def _lists(self, run: Callable[[Sequence[Arrival]], None]) -> None:
-        """What KV cache events list as stored is found when nothing else is to be done."""
+        """Check that lookups find the blocks that KV cache events list as stored, when all requests have ended."""
         found: list[int] = []
 
         def looked_up(_: Any, computed: int, returned: int | None) -> None:
@@ -306,20 +314,20 @@ class Observer:
                 return
 
     def _forgets(self, run: Callable[[Sequence[Arrival]], None]) -> None:
-        """At rest a reset must succeed; then the largest hit is none any more, and becomes one again."""
+        """Check that a reset succeeds when all requests have ended, and that the largest hit is stored and found again."""
         returned, end, request = self._hit
         if request is None or not self._resets:
             return
         scheduler = self._stage.scheduler
         if not scheduler.reset_prefix_cache(reset_connector=True):
             self._note(
-                REST,
+                REST_RESET,
                 "a reset is refused although nothing is left to do",
                 "All requests have ended, and the connector refuses to reset its cache (`reset_cache` answered False).",
             )
             return
-        # What was found has room in the store; with more of the request it may have none. The second step tells a connector
-        # that the tokens of the first are computed, which speculation leaves open.
+        # The hit fits into the store; more of the request may not. The second step tells a connector that the tokens of the
+        # first are computed, which is open with speculative decoding.
         tokens = list(request.all_token_ids)[: min(end + 1, self._stage.config.model_config.max_model_len - 2)]
         answers: list[int | None] = []
         self._calls.on_lookup.append(lambda _, __, returned: answers.append(returned))
@@ -330,7 +338,7 @@ class Observer:
             if any(answers[1:]):
                 return
         self._note(
-            REST,
+            REST_RESET,
             "nothing is stored after a reset",
             f"{returned} tokens of {request.request_id} were found in the connector's store. After a reset of the connector,"
             f" with nothing else to do, the same {len(tokens)} tokens came {PATIENCE + 1} times, and were never found again.",

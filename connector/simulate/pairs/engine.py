@@ -1,4 +1,4 @@
-"""One of two bare engines that hand over to each other: it may die without the other one."""
+"""One of two bare engines with a hand-off between them. It may die without the other one."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from kvtrail.connector.known.nixl.stand_in import can_be_installed
 from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.in_memory import InMemoryExporter
 from kvtrail.connector.simulate.judges import leftovers
-from kvtrail.connector.simulate.run import MUCH_LATER_S, of_its_own, where
+from kvtrail.connector.simulate.run import of_its_own, where
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.workers.contents import Shared
 from kvtrail.connector.simulate.workers.own_worker import OwnWorker
 
 PREFILL, DECODE = "prefill", "decode"
 PREFILL_PORT, DECODE_PORT = "5600", "5601"
-"""Nothing listens there; they tell the engines apart."""
+"""Ports that tell the engines apart; nothing listens there."""
 
 
 class Engine:
     """An engine with the connector's own workers.
 
     Attributes:
-        name: what it does: it prefills or decodes.
-        id: what its connector calls it.
+        name: its role: it prefills or decodes.
+        id: its engine id.
         stage, worker: the bare scheduler, and its workers.
-        exporter: has what it records.
-        error, trace: what it died of, and where; None and empty as long as it lives.
+        exporter: the exporter of its recorder.
+        error, trace: the error that ended it, and its traceback; None and empty as long as it lives.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Engine:
         exporters: Sequence[InMemoryExporter],
         engine_id: str | None = None,
     ) -> None:
-        """Without an `engine_id` it has one that no other has; its exporter is the last one of `exporters` then."""
+        """Without an `engine_id`, it gets a unique one. Its exporter is the last one of `exporters`."""
         pair = scenario.pair
         assert pair is not None
         self.name, decodes = name, name == DECODE
@@ -92,23 +92,19 @@ class Engine:
     def abort(self, request_id: str) -> None:
         self._guarded(self.stage.abort, request_id)
 
-    def end_recording(self) -> None:
-        """What it has recorded is all, and is judged as much later, or where it died."""
-        self.exporter.seal(later_s=MUCH_LATER_S if self.error is None else 0)
-
     @property
     def is_idle(self) -> bool:
-        """Whether it has nothing to do and holds no blocks, or is dead."""
+        """Whether it has no requests and holds no blocks, or is dead."""
         return self.error is not None or not (self._beside or self.stage.scheduler.requests)
 
     @property
     def state(self) -> object:
-        """What changes as long as anything happens in it."""
+        """A value that changes whenever a request makes progress."""
         requests = self.stage.scheduler.requests.values()
         return self.error, [(each.request_id, each.status, each.num_computed_tokens) for each in requests]
 
     def remembered(self, ended: Set[str]) -> dict[str, set[str]]:
-        """Those of these ended requests, of either engine, that its connector's two sides still know, by place."""
+        """The ended requests, of either engine, that the two sides of its connector still hold, by place."""
         if self.error is not None:
             return {}
         sides = {"scheduler": self.stage.connectors[0], "worker": self.worker.connectors[0]}
@@ -129,11 +125,8 @@ class Engine:
 
 def hands_over(name: str) -> bool:
     """Whether engines with the connector of this name can hand over to each other in one process."""
-    try:
-        cls = registration.resolve(registration.configuration(name, {})["kv_connector"])
-    except Exception:  # of whatever its module raises when it is imported; who plays it says more
-        return False
-    known = by_class(cls)
+    cls = registration.untraced(name)
+    known = None if cls is None else by_class(cls)
     return known is not None and known.hands_over and can_be_installed()
 
 

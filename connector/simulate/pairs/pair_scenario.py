@@ -9,9 +9,9 @@ from kvtrail.connector.simulate.scenario import Arrival, Pair, Point, Request, S
 
 
 def drawn(seed: int, *, failing: float = 0.0, ranks: tuple[int, int] = (1, 1)) -> Scenario:
-    """A scenario in which requests share prefixes, queue, preempt each other and are aborted, messages are late and out of
-    order, and now and then an engine is busy. All is legal; `failing` is the share of transfers that fail, and `ranks` are
-    the tensor-parallel ranks of the engine that prefills, and of the other one."""
+    """A valid scenario in which requests share prefixes, queue, preempt each other and are aborted, messages are late and out
+    of order, and engines are busy at times. `failing` is the share of transfers that fail, and `ranks` are the numbers of
+    tensor-parallel ranks of the prefill engine and of the decoding engine."""
     rng = random.Random(f"pair {seed}")
     requests = tuple(request(number, rng) for number in range(12))
     network = drawn_network(seed, rng, failing=failing)
@@ -41,7 +41,7 @@ def drawn(seed: int, *, failing: float = 0.0, ranks: tuple[int, int] = (1, 1)) -
 def drawn_network(
     seed: int, rng: random.Random, *, failing: float, lost: float = 0.0, repeated: float = 0.0
 ) -> Schedule:
-    """The network of a drawn scenario: some are quick, and some are late."""
+    """The network of a drawn scenario, with short or long delays."""
     return Schedule(
         seed=seed,
         transfer_ticks=rng.choice((0, 2, 6)),
@@ -68,6 +68,6 @@ def request(number: int, rng: random.Random) -> Request:
 
 
 def beside(name: str, number: int, rng: random.Random) -> Arrival:
-    """A request to one engine alone."""
+    """A request to a single engine."""
     prompt = ((f"{name} {number}", rng.randrange(30, 300)),)
     return Arrival(f"{name}-{number}", prompt, rng.choice((1, 10, 60)), at_step=rng.randrange(150))

@@ -1,7 +1,7 @@
-"""Plays a scenario on two bare engines in this process: one prefills, the other decodes, and a router stands between them.
+"""Runs a scenario on two bare engines in this process: one prefills, the other decodes, with a router between them.
 
 Both run vLLM's scheduler and both sides of their connector, unmodified. The KV moves over an in-memory network, and the model
-of the engine that decodes compares every block that it reads with what the other one has computed: both have one model.
+of the decoding engine compares every block that it reads with the KV that the prefill engine computed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kvtrail.connector.known.nixl.stand_in import Clock, installed
 from kvtrail.connector.known.nixl.stand_in.network import Network
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.in_memory import InMemoryExporter
-from kvtrail.connector.simulate.judges.failure import BYTES, REST, Failure
+from kvtrail.connector.simulate.judges.failure import BYTES, REST_MEMORY, Failure
 from kvtrail.connector.simulate.pairs.engine import DECODE, PREFILL, Engine
 from kvtrail.connector.simulate.pairs.router import Router
-from kvtrail.connector.simulate.run import FLUSH_STEPS, Played, judged_alone
+from kvtrail.connector.simulate.run import FLUSH_STEPS, MUCH_LATER_S, Played, judged_alone
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.workers.contents import Shared
 from kvtrail.tracer.events.events import Lookup
@@ -27,18 +27,18 @@ from kvtrail.tracer.model.findings import by_weight
 
 MOST_TICKS = 4000
 QUIET_TICKS = 30
-"""Nothing happens for so long when all is done: the last messages have arrived."""
+"""Number of idle ticks after which the last messages have arrived."""
 LEASES = 3
-"""Who still waits when nothing has happened for so many leases waits forever."""
+"""Number of leases without progress after which requests count as waiting forever."""
 
 
 class PairRun:
     """A run of a scenario on two engines.
 
     Attributes:
-        engines: the one that prefills, and the one that decodes.
-        network: between them.
-        remembered: ids of requests that have ended on both engines and that a connector still holds in the end, by place:
+        engines: the prefill engine and the decoding engine.
+        network: the network between them.
+        remembered: ids of requests that have ended on both engines and that a connector still holds at the end, by place:
             engine, side and attribute.
     """
 
@@ -65,7 +65,7 @@ class PairRun:
         return Engine(name, *self._made_of, engine_id)
 
     def tick(self, tick: int) -> None:
-        """Let one tick pass."""
+        """Advance by one tick."""
         self.router.tick(tick)
         for engine in self.engines:
             engine.tick(tick)
@@ -74,14 +74,14 @@ class PairRun:
 
     @property
     def last_tick(self) -> int:
-        """By then all that the scenario begins by itself has begun."""
+        """The tick by which all events of the scenario have begun."""
         pair, network = self.pair, self.pair.network
         begin = [max(each.at_tick, each.kept_ticks) for each in pair.requests]
         begin += [each.at_step for each in (*self.scenario.arrivals, *pair.decodes)]
         return max(begin, default=0) + network.transfer_ticks + network.message_ticks + network.handshake_ticks
 
     def is_over(self) -> bool:
-        """Whether all is done, or those that wait will wait forever; asked after each tick."""
+        """Whether all requests have ended or wait forever; called after each tick."""
         idle = self.router.is_idle and all(engine.is_idle for engine in self.engines)
         self._quiet = self._quiet + 1 if idle else 0
         before, self._state = self._state, [engine.state for engine in self.engines]
@@ -90,11 +90,11 @@ class PairRun:
         return self._quiet > QUIET_TICKS or self._still > patience
 
     def end(self) -> None:
-        """Look at what is left, and shut the engines down."""
+        """Check what is left, and shut the engines down."""
         in_memory.flush()
         for engine in self.engines:
-            engine.end_recording()
-        # As long as a living engine has a request, the other one may know of it.
+            engine.exporter.seal(later_s=MUCH_LATER_S if engine.error is None else 0)
+        # While a living engine has a request, the other one may remember it.
         names = self.router.names
         unended = {names.get(each) for engine in self.engines if engine.error is None for each in left_in(engine)}
         ended = {each for each, client in names.items() if client not in unended}
@@ -106,7 +106,7 @@ class PairRun:
                 engine.stage.close()
 
     def played(self) -> Played:
-        """The result: what is of both engines together, judged as one history."""
+        """The result of both engines, judged as one history."""
         # Both engines share one clock here, so a sidecar would have received the events in this order.
         events = sorted((event for each in self.exporters for event in each.events()), key=lambda event: event.end_ns)
         detector, checks = judged_alone(events)
@@ -134,7 +134,7 @@ class PairRun:
         )
 
     def wrong(self) -> dict[str, str]:
-        """What requests have read that was not their own, in a sentence, by the first client's id that it names."""
+        """A sentence about the wrong KV that a request has read, by the first client's id that it names."""
         names = self.router.names | {each.id: each.id for each in (*self.scenario.arrivals, *self.pair.decodes)}
         wrong: dict[str, str] = {}
         for engine in self.engines:
@@ -144,13 +144,13 @@ class PairRun:
         return wrong
 
     def _observations(self) -> list[Failure]:
-        """What was wrong that no event shows."""
+        """The failures that no event shows."""
         observations = [
             Failure(BYTES, "a request has read KV that is not its own", text) for text in self.wrong().values()
         ]
         for place, ids in self.remembered.items():
             text = f"`{place}` still holds requests that have ended on both engines: {', '.join(ids)}."
-            observations.append(Failure(REST, f"{place} remembers ended requests", text))
+            observations.append(Failure(REST_MEMORY, f"{place} remembers ended requests", text))
         return observations
 
 

@@ -1,4 +1,4 @@
-"""The router between an engine that prefills and one that decodes: it gives the one's `kv_transfer_params` to the other."""
+"""The router between a prefill engine and a decoding engine. It passes the `kv_transfer_params` on."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ ASKED_TO_PREFILL = {
     "remote_host": None,
     "remote_port": None,
 }
-"""What a router says to the engine that prefills."""
+"""The `kv_transfer_params` that a router sends to the prefill engine."""
 
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """A client's request on its way.
+    """The state of a client's request.
 
     Attributes:
-        prompt: all of it.
-        prefill_id, decode_id: its id in each engine, once that was asked.
-        returned: what the engine that prefills has returned.
-        due: the tick from which on the other one is asked.
-        over: the client has its answer, or nobody waits for one.
+        prompt: its token ids.
+        prefill_id, decode_id: its id in each engine; None before the engine has received it.
+        returned: the `kv_transfer_params` that the prefill engine returned.
+        due: the tick from which on the router sends it to the decoding engine.
+        over: whether the client has its answer or no longer waits for one.
     """
 
     request: Request
@@ -60,11 +60,11 @@ class Router:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for an answer any more."""
+        """Whether no client waits for an answer."""
         return all(each.over for each in self._served)
 
     def tick(self, tick: int) -> None:
-        """Ask whom it is time to ask, and abort what clients have left."""
+        """Send the requests that are due to the engines, and abort those whose clients disconnect."""
         self._tick = tick
         for served in self._served:
             if served.prefill_id is None and served.request.at_tick <= tick:
@@ -84,26 +84,24 @@ class Router:
         self._prefill.ask(request_id, prompt, 1, ASKED_TO_PREFILL)
 
     def _hand_on(self, due: Sequence[Served]) -> None:
-        """Ask the engine that decodes for these; called in each tick."""
+        """Send these requests to the decoding engine; called in each tick."""
         for served in due:
             self._ask_to_decode(served, served.returned)
 
     def _ask_to_decode(self, served: Served, returned: Mapping[str, Any] | None) -> None:
         served.decode_id = self._named(served)
-        self._load(served, served.decode_id, returned)
-
-    def _load(self, served: Served, request_id: str, returned: Mapping[str, Any] | None) -> None:
-        self._decode.ask(request_id, list(served.prompt), served.request.max_tokens, json.loads(json.dumps(returned)))
+        params = json.loads(json.dumps(returned))
+        self._decode.ask(served.decode_id, list(served.prompt), served.request.max_tokens, params)
 
     def _leaves(self, served: Served, point: Point) -> bool:
-        """Abort a request, if it is at the point where its client disconnects; returns whether it was."""
+        """Abort a request if it has reached the point at which its client disconnects; returns whether it has."""
         match point:
             case Point.PREFILLING:
                 there = served.prefill_id in self._prefill.stage.scheduler.requests and served.returned is None
                 there = there and self._rng.random() < 0.5  # not always in its first step
                 if there:
                     self._prefill.abort(str(served.prefill_id))
-            case Point.HANDED_OVER:  # neither engine hears of it
+            case Point.HANDED_OVER:  # no engine is notified
                 there = served.returned is not None and served.decode_id is None
             case _:
                 there = served.decode_id is not None and self._is_at(served.decode_id, point)
@@ -138,7 +136,7 @@ class Router:
         return [(each, ended[name]) for each in self._served if (name := id_of(each)) in ended and name is not None]
 
     def _named(self, served: Served) -> str:
-        """An engine's id of a request, as vLLM makes it of the client's."""
+        """An engine's id of a request, which extends the client's id, as in vLLM."""
         name = f"{served.request.id}-{self._rng.getrandbits(32):08x}"
         self.names[name] = served.request.id
         return name

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
@@ -40,18 +40,19 @@ class Answer:
     """One answer of the connector beside the recorded one.
 
     Attributes:
-        number: its place among all answers, from 0, in the recorded order.
-        request: its id in the scenario.
+        number: its index among all answers, in the recorded order.
+        request: the request's id in the scenario.
         epoch: the request's preemption epoch.
         call: LOOKUP or ALLOCATION.
-        at_ns: when it was recorded, Unix nanoseconds; of one that was not, when the one before it was.
-        asked: what the scheduler asked: tokens in all and computed; of an allocation, external tokens and blocks. As
-            recorded, or of this run where nothing was recorded.
-        recorded, driven: the answers; None where there was no such call. That to an allocation is empty, if it is no error.
+        at_ns: the recorded time, Unix nanoseconds; for an answer that was not recorded, the time of the one before it.
+        asked: the scheduler's question: the numbers of all tokens and of computed tokens; for an allocation, of external
+            tokens and of blocks. As recorded, or as in this run if nothing was recorded.
+        recorded, driven: the answers; None if there was no such call. The answer to an allocation is empty or an error.
         outcome: how they compare.
-        reason: why they cannot be compared; empty where they can.
+        reason: why they cannot be compared; empty if they can.
         recorded_breaks, driven_breaks: the rules that the answers broke.
-        explanation: of the rules that only this run's answer broke, or else of those that the recorded one did.
+        explanation: the explanations of the rules that only this run's answer broke, or else of those that the recorded
+            one broke.
     """
 
     number: int
@@ -75,11 +76,11 @@ class Comparison:
 
     Attributes:
         answers: every recorded answer, in the order of the recording, and those that only the run has.
-        preemptions, driven_preemptions: of all requests.
-        hits, driven_hits: external tokens that lookups answered; only the last answer before each admission counts.
-        findings, driven_findings: (rule, request), of the recording and of the run.
-        error: what the engine died of when it was recorded; None if it lived.
-        doubts: why a difference may be due to the re-drive and not to the connector, in sentences.
+        preemptions, driven_preemptions: number of preemptions of all requests.
+        hits, driven_hits: number of external tokens that lookups found; only the last answer before each admission counts.
+        findings, driven_findings: (rule, request) of each finding of the recording and of the run.
+        error: the error that ended the recorded engine; None if it lived.
+        doubts: why the re-drive, rather than the connector, may cause a difference, in sentences.
     """
 
     answers: tuple[Answer, ...]
@@ -94,7 +95,7 @@ class Comparison:
 
     @property
     def parting(self) -> Answer | None:
-        """The first answer that is not the same as recorded, or that cannot be compared."""
+        """The first answer that differs from the recorded one or cannot be compared."""
         return next((each for each in self.answers if each.outcome is not Outcome.SAME), None)
 
     @property
@@ -104,7 +105,7 @@ class Comparison:
 
     @property
     def outcomes(self) -> Counter[Outcome]:
-        """How many answers had each outcome."""
+        """The number of answers with each outcome."""
         return Counter(each.outcome for each in self.answers)
 
     @property
@@ -134,14 +135,13 @@ def compare(
 
     Args:
         recorded, driven: the requests of both, by the scenario's ids.
-        events: of the recording.
-        doubts: why a difference may be due to the re-drive and not to the connector, in sentences.
+        events: the events of the recording.
+        doubts: as in `Comparison`.
     """
     findings, broken = _judged(events)
     _, broken_now = _judged(played.events if played.findings else ())
-    answers = _answers(_pairs(recorded, driven), played, doubts)
     return Comparison(
-        answers=tuple(_judged_too(answer, one, other, broken, broken_now) for answer, one, other in answers),
+        answers=tuple(_answers(_pairs(recorded, driven), played, doubts, broken, broken_now)),
         preemptions=sum(isinstance(event, Preempt) for each in recorded.values() for event in each.events),
         driven_preemptions=sum(isinstance(event, Preempt) for each in driven.values() for event in each.events),
         hits=sum(map(_hits, recorded.values())),
@@ -154,8 +154,8 @@ def compare(
 
 
 def same_error(recorded: str, driven: str) -> bool:
-    """Whether two errors are the same: by their classes and the numbers in their texts, since versions word them
-    differently."""
+    """Whether two errors have the same class and the same numbers in their texts, since their wording differs between
+    versions."""
 
     def signature(error: str) -> tuple[str, list[str]]:
         name, _, text = without_place(error).partition(":")
@@ -166,7 +166,7 @@ def same_error(recorded: str, driven: str) -> bool:
 
 Call = Lookup | Alloc
 _Pair = tuple[str, Call | None, Call | None]
-"""A request's call as recorded, and the one at the same place of the same epoch in the run."""
+"""A request's recorded call, and the call of the run with the same index in the same epoch."""
 
 
 def _pairs(recorded: Mapping[str, RecordedRequest], driven: Mapping[str, RecordedRequest]) -> list[_Pair]:
@@ -194,8 +194,9 @@ def _by_epoch(request: RecordedRequest | None) -> dict[int, list[Call]]:
 
 
 def _answers(
-    pairs: Sequence[_Pair], played: Played, doubts: Sequence[str]
-) -> Iterator[tuple[Answer, Call | None, Call | None]]:
+    pairs: Sequence[_Pair], played: Played, doubts: Sequence[str], broken: Broken, broken_now: Broken
+) -> Iterator[Answer]:
+    """Each answer beside the recorded one, with the rules that they broke in the recording and in the run."""
     doubt, at_ns = next(iter(doubts), ""), 0
     for number, (name, one, other) in enumerate(pairs):
         event = one or other
@@ -216,21 +217,23 @@ def _answers(
             outcome = Outcome.DIFFERENT
         if outcome is not Outcome.SAME and not doubts:
             doubt = doubt or f"since #{number} the run takes another course, so the store may hold something else"
-        yield (
-            Answer(
-                number=number,
-                request=name,
-                epoch=event.epoch,
-                call=LOOKUP if isinstance(event, Lookup) else ALLOCATION,
-                at_ns=at_ns,
-                asked=_question(event),
-                recorded=None if one is None else _answer(one),
-                driven=None if other is None else _answer(other),
-                outcome=outcome,
-                reason=reason,
-            ),
-            one,
-            other,
+        was = {} if one is None else broken.get(one.span_id, {})
+        now = {} if other is None else broken_now.get(other.span_id, {})
+        shown = {rule: text for rule, text in now.items() if rule not in was} or was
+        yield Answer(
+            number=number,
+            request=name,
+            epoch=event.epoch,
+            call=LOOKUP if isinstance(event, Lookup) else ALLOCATION,
+            at_ns=at_ns,
+            asked=_question(event),
+            recorded=None if one is None else _answer(one),
+            driven=None if other is None else _answer(other),
+            outcome=outcome,
+            reason=reason,
+            recorded_breaks=tuple(sorted(was)),
+            driven_breaks=tuple(sorted(now)),
+            explanation=" ".join(shown[rule] for rule in sorted(shown)),
         )
 
 
@@ -249,36 +252,23 @@ def _answer(event: Call) -> Facts:
 
 
 def _same_question(one: Call, other: Call) -> bool:
-    """Whether all that both say of the question is equal."""
+    """Whether the questions agree in everything that both record."""
     then, now = _question(one), _question(other)
     return type(one) is type(other) and all(now[name] in (None, then[name]) for name in then if then[name] is not None)
 
 
 def _same(recorded: Facts, driven: Facts) -> bool:
-    """Whether two answers tell the scheduler the same. What the store held and where the answer came from are shown only."""
+    """Whether two answers mean the same to the scheduler. What the store held and where the answer came from do not count."""
     if "error" in recorded and "error" in driven:
         return same_error(recorded["error"], driven["error"])
     return all(recorded.get(name) == driven.get(name) for name in ("returned", "is_async", "error"))
 
 
 def _found_the_same(one: Call, other: Call) -> bool:
-    """Whether the store held the same for both, so that only the connector makes a difference."""
+    """Whether the store held the same for both, so that only the connector can cause the difference."""
     if not isinstance(one, Lookup) or not isinstance(other, Lookup) or one.matched is None:
         return False
     return one.matched == other.matched
-
-
-def _judged_too(answer: Answer, one: Call | None, other: Call | None, broken: Broken, broken_now: Broken) -> Answer:
-    """The answer with what the rules say of it."""
-    was = broken.get(one.span_id, {}) if one is not None else {}
-    now = broken_now.get(other.span_id, {}) if other is not None else {}
-    shown = {rule: text for rule, text in now.items() if rule not in was} or was
-    return replace(
-        answer,
-        recorded_breaks=tuple(sorted(was)),
-        driven_breaks=tuple(sorted(now)),
-        explanation=" ".join(shown[rule] for rule in sorted(shown)),
-    )
 
 
 def _judged(events: Sequence[Event]) -> tuple[list[Finding], Broken]:

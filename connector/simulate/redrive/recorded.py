@@ -1,6 +1,6 @@
-"""The requests of a recording, each with what was recorded of it from its start to its end.
+"""The requests of a recording, each with its events from its start to its end.
 
-It sorts events and draws no conclusions: a re-drive needs them as they were, also of requests with incomplete accounts.
+The events are sorted, but not judged: a re-drive needs them as they were, even those of requests with incomplete accounts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvtrail.tracer.events.events import Event, Lookup, RequestEnd, RequestStart
 from kvtrail.tracer.events.hash_chains import Chain, Chains
 
 UNKNOWN_OUTPUT = 16
-"""Tokens that a request is assumed to generate where the recording does not say how many."""
+"""Number of tokens that a request generates if the recording does not contain it."""
 
 
 @dataclass(slots=True)
@@ -23,9 +23,9 @@ class RecordedRequest:
     Attributes:
         id: the engine's, with a suffix `~2`, `~3` if it had been used before.
         events: all of its events, in order.
-        start, end: None where they are not recorded.
-        lookups: in order.
-        chain: the hashes of its full blocks, output included.
+        start, end: its start and its end; None if not recorded.
+        lookups: its lookups, in order.
+        chain: the hashes of its full blocks, with output.
     """
 
     id: str
@@ -37,21 +37,21 @@ class RecordedRequest:
 
     @property
     def length(self) -> int:
-        """Tokens of its prompt; 1 where that is not recorded."""
+        """Number of tokens of its prompt; 1 if not recorded."""
         first = self.lookups[0] if self.lookups else None
         known = (self.start.total if self.start else None, first.total if first else None, 1)
         return next(total for total in known if total is not None)
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that it generates."""
+        """Number of tokens that it generates."""
         if self.end is not None and self.end.output and self.end.outcome != "aborted":
             return self.end.output
         return (self.start and self.start.limit) or UNKNOWN_OUTPUT
 
     @property
     def hashes(self) -> tuple[str, ...] | None:
-        """Those of its full blocks, output included, in hexadecimal digits; None where they are not recorded."""
+        """The hashes of its full blocks, with output, in hexadecimal digits; None if they are not recorded."""
         if self.chain.is_whole:
             return tuple(each.hex() for each in self.chain.hashes)
         short = self.length < ((self.start and self.start.block_size) or 1)
@@ -85,6 +85,6 @@ def recorded_requests(events: Iterable[Event]) -> dict[str, RecordedRequest]:
 
 
 def use(request_id: str, used: Counter[str]) -> str:
-    """The name of a request with an id that is used once more; `used` counts how often each was."""
+    """A unique name for a request with this id; `used` counts the uses of each id."""
     used[request_id] += 1
     return request_id if used[request_id] == 1 else f"{request_id}~{used[request_id]}"

@@ -26,7 +26,7 @@ class Redriven:
     Attributes:
         connector: its name.
         settings: its `kv_connector_extra_config`.
-        workload: the scenario, and what is not recorded of it.
+        workload: the scenario, with notes about what is not recorded.
         played: the run.
         comparison: the run beside the recording.
     """
@@ -52,8 +52,8 @@ def redrive(
         connector: a name that vLLM knows, `module:Class`, or `Faulty:<fault>:<connector>`; by default the recorded one, if
             vLLM knows it by its name.
         config: its `kv_connector_extra_config`; overrides the recorded numbers and what the recording shows of the store.
-        recorder: one of several in the history, or its engine.
-        progress: called with the steps so far, and the step in which the last request arrives; the run ends some time after.
+        recorder: a recorder, or its engine, if the history has several.
+        progress: called with the number of steps so far, and the step in which the last request arrives.
 
     Raises:
         NotDrivable: the history lacks what is needed.
@@ -97,7 +97,7 @@ def _recorded(workload: Workload) -> str:
 
 
 def _settings(name: str, workload: Workload) -> tuple[Mapping[str, Any], list[str]]:
-    """The configuration of the connector with a store as the recording shows it, and what is not recorded of that store.
+    """The configuration of the connector, with the store that the recording shows, and notes about what it does not show.
 
     Raises:
         Unbuildable: there is no such connector here; the text says why.
@@ -132,7 +132,7 @@ def _settings(name: str, workload: Workload) -> tuple[Mapping[str, Any], list[st
 
 
 def _matched(request: RecordedRequest) -> list[int]:
-    """How many tokens the store held at each lookup of a request, without those that were answered from memory."""
+    """The number of tokens that the store held at each lookup of a request, without lookups answered from memory."""
     asked = (lookup for lookup in request.lookups if not lookup.cached)
     held = [
         lookup.computed + (lookup.answer or 0) if lookup.matched is None and lookup.answer else lookup.matched

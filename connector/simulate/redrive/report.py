@@ -15,7 +15,7 @@ from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
 MAX_LISTED = 12
-"""Numbers of answers that are listed one by one."""
+"""Maximum number of answers that are listed one by one."""
 _INDENT = "  "
 
 

@@ -1,7 +1,7 @@
-"""Makes a scenario of a recording: arrivals, lengths, shared prefixes, and the engine's settings.
+"""Makes a scenario from a recording: arrivals, lengths, shared prefixes, and the engine's settings.
 
-No prompt text is recorded, and none is needed: connectors see only how many tokens there are, and which are equal. vLLM's
-hashes of full blocks say that: each stands for the whole prefix up to the end of its block.
+No prompt text is recorded, and none is needed: a connector depends only on the number of tokens and on which tokens are
+equal. vLLM's hashes of full blocks show that: each represents the whole prefix up to the end of its block.
 """
 
 from __future__ import annotations
@@ -38,27 +38,28 @@ from kvtrail.tracer.ledger.account import SCHEDULER
 from kvtrail.tracer.model.words import some
 
 SPARE_STEPS = 2000
-"""Steps beyond the recorded ones, for what takes longer this time."""
+"""Number of steps beyond the recorded ones, since a re-drive may take longer."""
 
 
 class NotDrivable(ValueError):
-    """The history lacks what is needed to drive it again; the text says what."""
+    """The history cannot be driven again; the text says what it lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a recording says of its engine and its requests.
+    """A recorded workload, with the engine and the connector of the recording.
 
     Attributes:
-        scenario: to be played.
+        scenario: the scenario to run.
         requests: the recorded requests by the scenario's ids, in the order of arrival.
-        events: of the connector, in order.
-        connector: the traced connector's name, or `module:Class` of one that vLLM does not know; of a MultiConnector, the
-            first child's.
+        events: the events of the connector, in order.
+        connector: the traced connector's name, or `module:Class` if vLLM does not know it; for a MultiConnector, that of the
+            first child.
         connector_class: the name of its class.
         settings: the numbers and truth values of the connector's configuration.
-        chunk_size: tokens per chunk of its store; None where unknown.
-        notes: what is missing or guessed, and why, in sentences. Where there are any, the load is not quite the recorded one.
+        chunk_size: tokens per chunk of its store; None if unknown.
+        notes: what is missing or guessed, and why, in sentences. With any notes, the workload may differ from the recorded
+            one.
     """
 
     scenario: Scenario
@@ -75,7 +76,7 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     """The scenario of one engine of a history.
 
     Raises:
-        NotDrivable: it holds no requests of a scheduler, or those of several engines and `recorder` names none.
+        NotDrivable: it holds no requests of a scheduler, or those of several engines without a `recorder`.
     """
     recorder = _recorder(history, recorder)
     resource = history.resource(recorder)
@@ -84,7 +85,7 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     connector_id = next(e.connector_id for e in events if isinstance(e, RequestStart))
     events = [e for e in events if e.connector_id == connector_id or not isinstance(e, Lookup | Alloc)]
     requests = begun(events)
-    steps = _steps(events)
+    last = max(_step(e) for e in events if isinstance(e, RequestStart | RequestEnd | Reset | CacheReset))
     starts = {name: request.start for name, request in requests.items() if request.start is not None}
     notes = []
     if missing := recorded[-1].sequence + 1 - len(recorded):
@@ -106,7 +107,7 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
             name,
             prompt=made[name][0],
             max_tokens=requests[name].max_tokens,
-            at_step=steps[start.sequence],
+            at_step=_step(start),
             priority=start.request_priority or 0,
             output=made[name][1],
         )
@@ -128,8 +129,8 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     return Workload(
         scenario=Scenario(
             arrivals=arrivals,
-            aborts=tuple(_aborts(requests, steps)),
-            resets=tuple(_resets(events, steps)),
+            aborts=tuple(_aborts(requests)),
+            resets=tuple(_resets(events)),
             num_blocks=_number(resource, semconv.POOL_BLOCKS.key, "how many KV blocks the engine had"),
             block_size=block_size,
             drafts=int(resource.get(semconv.DRAFTS.key) or 0),
@@ -137,7 +138,7 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
             settings=settings,
             recompute=resource.get(semconv.LOAD_FAILURES.key) != "fail",
             workers=Workers(ends=tuple(_ends(events)), fails=fails),
-            most_steps=max(steps.values(), default=0) + SPARE_STEPS,
+            most_steps=last + SPARE_STEPS,
         ),
         requests=requests,
         events=events,
@@ -150,27 +151,27 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
 
 
 _MAY_FAIL_LATER = ("aborted", "error")
-"""Of a request that ends so, its load may be reported failed later: of an aborted one it goes on, and one with an error ended
-for the very load that is reported next."""
+"""Outcomes of requests whose loads may be reported as failed after the end: the load of an aborted request continues, and a
+request ends with an error because of the load that is reported next."""
 
 
 def begun(events: Sequence[Event]) -> dict[str, RecordedRequest]:
-    """The requests of a run with a recorded beginning, by the ids of `Workload.scenario`."""
+    """The requests of a run with a recorded start, by the ids of `Workload.scenario`."""
     return {name: request for name, request in recorded_requests(events).items() if request.start is not None}
 
 
 def segments(
     requests: Mapping[str, RecordedRequest], *, block_size: int
 ) -> dict[str, tuple[tuple[Segment, ...], tuple[Segment, ...]]]:
-    """Each request's prompt and output, made up as segments, in the order of arrival. One without hashes shares nothing.
+    """Each request's prompt and output as segments, in the order of arrival. A request without hashes shares no segments.
 
-    Blocks that always follow each other become one segment, named after the first one.
+    Blocks that always follow each other become one segment, with the name of the first block.
     """
     chains: Mapping[str, Sequence[str]] = {name: request.hashes or () for name, request in requests.items()}
     after: dict[str, set[str]] = {}
     ends: Counter[str] = Counter()
     cuts: dict[str, set[int]] = {}
-    """Where prompts end and outputs begin within a block."""
+    """By block, the positions within it at which prompts end and outputs begin."""
     for name, request in requests.items():
         chain = ("", *chains[name])
         for one, next_one in pairwise(chain):
@@ -184,7 +185,7 @@ def segments(
             cuts.setdefault(chain[full + 1], set()).add(part)
 
     def parts(block: str, start: int, end: int) -> list[Segment]:
-        """A part of a block that is cut: every request that has the block has it in the same parts."""
+        """A part of a cut block. All requests with the block have it in the same parts."""
         within = pairwise(sorted({0, *cuts[block], block_size}))
         return [(f"{block}/{one}", other - one) for one, other in within if start <= one and other <= end]
 
@@ -236,31 +237,26 @@ def _recorder(history: History, name: str | None) -> str:
     return next(iter(found))
 
 
-def _steps(events: Sequence[Event]) -> dict[int, int]:
-    """The scheduling step of each start, end and reset, by the event's sequence number.
+def _step(event: RequestStart | RequestEnd | Reset | CacheReset) -> int:
+    """The scheduling step of an event.
 
     Raises:
-        NotDrivable: one is not recorded.
+        NotDrivable: it is not recorded.
     """
-    steps: dict[int, int] = {}
-    for event in events:
-        if isinstance(event, RequestStart | RequestEnd | Reset | CacheReset):
-            if event.scheduler_step is None:
-                raise NotDrivable(
-                    "the history cannot be driven again: it does not say in which scheduling step each request arrived and"
-                    " ended"
-                )
-            steps[event.sequence] = event.scheduler_step
-    return steps
+    if event.scheduler_step is None:
+        raise NotDrivable(
+            "the history cannot be driven again: it does not say in which scheduling step each request arrived and ended"
+        )
+    return event.scheduler_step
 
 
-def _aborts(requests: Mapping[str, RecordedRequest], steps: Mapping[int, int]) -> list[Abort]:
+def _aborts(requests: Mapping[str, RecordedRequest]) -> list[Abort]:
     ends = ((name, request.end) for name, request in requests.items())
-    return [Abort(name, steps[end.sequence]) for name, end in ends if end is not None and end.outcome == "aborted"]
+    return [Abort(name, _step(end)) for name, end in ends if end is not None and end.outcome == "aborted"]
 
 
 def _ends(events: Sequence[Event]) -> Iterator[tuple[str, int]]:
-    """The step in which each transfer ended. A connector that numbers its jobs will give them the same numbers again."""
+    """The name and the last step of each transfer. A connector that numbers its jobs gives them the same numbers again."""
     waited: Counter[str] = Counter()
     for event in events:
         if not isinstance(event, Received | Sent | TransferEnd) or event.scheduler_step is None:
@@ -275,8 +271,8 @@ def _ends(events: Sequence[Event]) -> Iterator[tuple[str, int]]:
 def _fails(
     requests: Mapping[str, RecordedRequest], events: Sequence[Event], block_size: int
 ) -> tuple[tuple[tuple[str, int], ...], int]:
-    """The loads that failed, with the first of each one's blocks that did; and how many reports of failed blocks belong to
-    none that is known."""
+    """The failed loads, each with the index of its first failed block; and the number of reports of failed blocks that belong
+    to no known load."""
     fails: list[tuple[str, int]] = []
     unknown = 0
     names = {id(event): name for name, request in requests.items() for event in request.events}
@@ -303,8 +299,8 @@ def _fails(
     return tuple(fails), unknown
 
 
-def _resets(events: Sequence[Event], steps: Mapping[int, int]) -> list[CachesReset]:
-    """vLLM's resets and the connector's; two in the same step are one call."""
+def _resets(events: Sequence[Event]) -> list[CachesReset]:
+    """The resets of vLLM's cache and of the connector's; two of them in the same step are one call."""
     made: dict[int, CachesReset] = {}
     running: set[str | None] = set()
     for event in events:
@@ -313,10 +309,10 @@ def _resets(events: Sequence[Event], steps: Mapping[int, int]) -> list[CachesRes
         elif isinstance(event, RequestEnd | Preempt):
             running.discard(event.request)
         elif isinstance(event, CacheReset):
-            step = steps[event.sequence]
+            step = _step(event)
             made[step] = replace(made.get(step, CachesReset(step)), prefix_cache=True, running=bool(running))
         elif isinstance(event, Reset):
-            step = steps[event.sequence]
+            step = _step(event)
             made[step] = replace(made.get(step, CachesReset(step, prefix_cache=False)), connector=True)
     return list(made.values())
 
@@ -328,8 +324,8 @@ def _number(resource: Mapping[str, Any], key: str, what: str) -> int:
 
 
 def _connector_settings(resource: Mapping[str, Any]) -> dict[str, Any]:
-    """The recorded numbers and truth values of the connector's configuration; none, if they are damaged. No recorder writes
-    others, and a text may name a module that the connector imports."""
+    """The recorded numbers and truth values of the connector's configuration; none if they are damaged. Recorders write no
+    texts, and a text could name a module that the connector imports."""
     try:
         settings = json.loads(resource.get(semconv.CONNECTOR_SETTINGS.key) or "{}")
     except ValueError:
@@ -340,15 +336,15 @@ def _connector_settings(resource: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hash_size(requests: Mapping[str, RecordedRequest], block_size: int) -> int:
-    """Tokens of a block hash, which is not recorded: the most with which a request can have as many as are recorded."""
+    """The number of tokens per block hash, which is not recorded: the largest that fits the number of recorded hashes."""
     chains = [(len(request.hashes), request) for request in requests.values() if request.hashes]
     sizes = (size for size in range(block_size, 0, -1) if block_size % size == 0)
     return next(size for size in sizes if all(count * size <= each.length + each.max_tokens for count, each in chains))
 
 
 def _groups(resource: Mapping[str, Any]) -> tuple[CacheGroup, ...]:
-    """The declared KV cache groups; none where there is one of full attention. One layer stands for all of a group: the
-    scheduler counts blocks.
+    """The declared KV cache groups; none for a single group of full attention. One layer represents all layers of a group,
+    since the scheduler counts blocks.
 
     Raises:
         NotDrivable: a group is of a kind that the simulated model has no layer for.

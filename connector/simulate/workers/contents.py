@@ -1,12 +1,12 @@
 """The KV caches of one worker, in memory, and what they should hold, bit by bit.
 
-What the KV of a token is where a made-up model computes it: a number for each prefix, mixed with a secret of each place in
-a token's KV. So two tokens hold the same bits only if they have the same prefix, and are of the same layer.
+The made-up model computes a token's KV from a number for its prefix, mixed with secret bits for each place in the KV. So the
+KV of two tokens is equal only if they have the same prefix and belong to the same layer.
 """
 
 from __future__ import annotations
 
-import zlib
+from array import array
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 UNWRITTEN, FAILED, UNKNOWN = -1, -2, -3
-"""Numbers of no prefix: what a block holds before a load, what a failed load leaves and is computed of it, anything else."""
+"""Numbers of no prefix: contents before a load; contents of a failed load, or computed from one; unknown contents."""
 _ONE = np.int32(1 << 24)
 _FREE_BITS = np.int32(0x7E7FFFFF)
 """A number's bits lie among these, and `_ONE` is set: a float that is not 0, tiny or infinite, so that no copy changes it."""
@@ -27,40 +27,25 @@ class Prefixes:
 
     def __init__(self) -> None:
         self._next: dict[tuple[Any, Any], int] = {}
-        self._known: dict[str, tuple[Any, list[int]]] = {}
+        self._known: dict[str, tuple[Any, array[int]]] = {}
+        """By request id: vLLM's request, and the numbers of its prefixes."""
         self._first: list[tuple[str, int]] = []
-        """The first request with each prefix, and the prefix's last token."""
-        self._arrays: dict[str, tuple[list[int], Any, int]] = {}
-        """Of each request its numbers, the same as an array, and how many of them that has."""
+        """By number: the first request with the prefix, and the position of the prefix's last token."""
 
-    def of(self, request: Any) -> list[int]:
-        """The numbers of a request's prefixes, from that of its first token on."""
-        held = self._known.get(request.request_id)
-        if held is None or held[0] is not request:
-            held = self._known[request.request_id] = (request, [])
-        numbers, tokens = held[1], request.all_token_ids
-        if len(numbers) < len(tokens):
-            self._extend(numbers, request, tokens[len(numbers) :])
-        return numbers
-
-    def array(self, request: Any, drafts: Sequence[int] = ()) -> Any:
-        """The same, and those of these drafts after them."""
-        numbers = self.of(request)
+    def of(self, request: Any, drafts: Sequence[int] = ()) -> Any:
+        """The numbers of a request's prefixes, one for each of its tokens and then for each of these draft tokens, as an
+        array of int32."""
+        known, numbers = self._known.get(request.request_id, (None, array("i")))
+        if known is not request:
+            numbers = array("i")
+            self._known[request.request_id] = request, numbers
+        self._extend(numbers, request, request.all_token_ids[len(numbers) :])
         if drafts:
-            numbers = [*numbers]
+            numbers = numbers[:]
             self._extend(numbers, request, drafts)
-            return np.array(numbers, np.int32)
-        known, array, filled = self._arrays.get(request.request_id, (None, np.empty(0, np.int32), 0))
-        if known is not numbers:
-            filled = 0
-        if filled < len(numbers):
-            if len(array) < len(numbers):
-                array = np.concatenate([array[:filled], np.empty(len(numbers) + 64 - filled, np.int32)])
-            array[filled : len(numbers)] = numbers[filled:]
-            self._arrays[request.request_id] = (numbers, array, len(numbers))
-        return array[: len(numbers)]
+        return np.array(numbers)
 
-    def _extend(self, numbers: list[int], request: Any, tokens: Sequence[int]) -> None:
+    def _extend(self, numbers: array[int], request: Any, tokens: Sequence[int]) -> None:
         adapter = None if request.lora_request is None else request.lora_request.lora_name
         last: Any = numbers[-1] if numbers else (request.cache_salt, adapter)
         for token in tokens:
@@ -70,7 +55,7 @@ class Prefixes:
             numbers.append(last)
 
     def name(self, number: int) -> str:
-        """A prefix, by the first request that had it."""
+        """A prefix in words: a token of the first request that had it."""
         request_id, at = self._first[number]
         return f"token {at} of {request_id}"
 
@@ -82,19 +67,19 @@ _SEEDS = count()
 
 
 class Shared:
-    """What engines of one model have in common: the numbers of prefixes, and a seed of the model's secrets. Those of another
-    model differ, so memory that was never written holds no KV of an earlier one by chance."""
+    """What engines of one model share: the numbers of prefixes, and the seed of the model's secrets. Another model has other
+    secrets, so that memory which was never written cannot hold valid KV of an earlier model."""
 
     def __init__(self) -> None:
         self.prefixes, self.seed = Prefixes(), next(_SEEDS)
 
 
 class Secret:
-    """What makes the KV of some heads of one layer another than that of all others: bits for each place in a token's KV, or
-    in the state after a token."""
+    """The bits that distinguish the KV of some heads of one layer from that of all others: one word for each place in a
+    token's KV, or in the state after a token."""
 
     def __init__(self, heads: Sequence[str], places: tuple[int, ...], *, is_state: bool = False) -> None:
-        """`heads` are their names, and `places` the shape of what each keeps of a token."""
+        """`heads` are their names, and `places` is the shape of a token's KV in one head."""
         self.subject = "the state after" if is_state else "the KV of"
         drawn = [np.random.default_rng([*name.encode()]).integers(0, 1 << 31, places, np.int32) for name in heads]
         self._bits = np.stack(drawn) & _FREE_BITS
@@ -107,7 +92,7 @@ class Secret:
         return words
 
     def number(self, words: Any) -> int | None:
-        """The number of a token's KV; None if it is none of this layer."""
+        """The number of a token's KV; None if it is not KV of this layer."""
         spread = (words ^ self._bits).ravel()
         first = spread[0]
         if (spread != first).any() or first & _ONE != _ONE or first & ~(_FREE_BITS | _ONE):
@@ -116,7 +101,7 @@ class Secret:
 
 
 def _spread(numbers: Any) -> Any:
-    """Numbers of 29 bits, in the free bits of a word."""
+    """Spread numbers of 29 bits over the free bits of words."""
     return (numbers & np.int32(0x7FFFFF)) | (numbers >> 23) << 25 | _ONE
 
 
@@ -141,35 +126,39 @@ class LayerCache:
         self.tensor: Any = torch.full(shape, -1.0)
         self._held = self.tensor.numpy().view(np.int32)
         self._should = self._held.copy()
+        self._expected = np.zeros(shape[::2], bool)
+        """The slots that the connector should write, and that the model has not written since."""
 
     def write(self, blocks: Any, slots: Any, numbers: Any) -> None:
         """The model writes the KV of these tokens."""
         words = self.secret.words(numbers)
         self._held[blocks, :, slots] = words
         self._should[blocks, :, slots] = words
+        self._expected[blocks, slots] = False
 
     def copy(self, source: int, target: int) -> None:
         """vLLM copies a block."""
-        for array in (self._held, self._should):
-            array[target] = array[source]
+        for cache in (self._held, self._should, self._expected):
+            cache[target] = cache[source]
 
     def expect(self, blocks: Any, slots: Any, numbers: Any) -> None:
-        """Somebody is to write the KV of these tokens; until then nothing is there."""
+        """The connector should write the KV of these tokens; until then their slots hold none."""
         self._held[blocks, :, slots] = self.secret.words(np.full_like(numbers, UNWRITTEN))
         self._should[blocks, :, slots] = self.secret.words(numbers)
+        self._expected[blocks, slots] = True
 
-    def differing(self) -> Any:
-        """The blocks that do not hold what they should."""
-        held, should = (array.reshape(-1).view(np.uint64) for array in (self._held, self._should))
-        if np.array_equal(held, should):
-            return np.empty(0, np.int64)
-        rows = (len(self._held), -1)
-        return (held.reshape(rows) != should.reshape(rows)).any(axis=1).nonzero()[0]
+    def wrong(self) -> Any:
+        """For each slot of each block, whether it differs from what it should hold."""
+        wrong = np.zeros((len(self._held), self.slots), bool)
+        held, should = (cache.reshape(len(wrong), -1).view(np.uint64) for cache in (self._held, self._should))
+        if not np.array_equal(held, should):
+            blocks = (held != should).any(axis=1)
+            wrong[blocks] = (self._held[blocks] != self._should[blocks]).any(axis=(1, 3))
+        return wrong
 
-    def wrong_slots(self, block: int) -> Any:
-        """For each token of a block, whether its KV is wrong."""
-        wrong = self._held[block] != self._should[block]
-        return wrong.any(axis=tuple(each for each in range(wrong.ndim) if each != 1))
+    def is_written_to(self, wrong: Any) -> bool:
+        """Whether anybody but the model has written to wrong slots, or to those that the connector should write."""
+        return bool((self._held.swapaxes(1, 2)[wrong | self._expected] != _OF_NO_PREFIX[UNWRITTEN]).any())
 
     def words(self, block: int, slot: int) -> Any:
         """The KV of one token, as it is."""
@@ -177,24 +166,16 @@ class LayerCache:
 
     @property
     def slots(self) -> int:
-        """Places of a block that hold something of their own: its tokens, or one state."""
+        """The number of slots of a block: one for each of its tokens, or one for a state."""
         return int(self._held.shape[2])
 
-    def checksum(self) -> int:
-        """Of what the cache holds."""
-        return zlib.adler32(self._held.data)
-
     def accept(self, blocks: Any) -> None:
-        """From now on these blocks should hold what they do."""
+        """Take the contents of these blocks as what they should hold."""
         self._should[blocks] = self._held[blocks]
-
-    def written(self, blocks: Any) -> bool:
-        """Whether anybody has written to blocks that were expected to be written."""
-        return bool((self._held[blocks] != self.secret.words(np.array([UNWRITTEN], np.int32)).flat[0]).any())
 
 
 def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], prefixes: Prefixes) -> str:
-    """In words, what the words of one token's KV are: the KV of a prefix, in a layer, or none that was ever computed."""
+    """Describe the words of one token's KV: which prefix and layer they belong to, if they were ever computed."""
     for value, text in (
         (_OF_NO_PREFIX[0], "zeros"),
         (_OF_NO_PREFIX[UNWRITTEN], "nothing, since nobody had written there by then"),

@@ -1,14 +1,14 @@
-"""The connector's own worker side on the KV caches of a made-up model, in memory. So a wrong block, a wrong slot or a copy
-that is not done yet is seen in what a request reads.
+"""Runs the connector's own worker side on the KV caches of a made-up model, in memory. So a wrong block, a wrong slot or a
+late copy shows in what a request reads.
 
-A load that is to fail is scribbled over and reported; reports of ends are held back for some steps, as those of a slower rank
-are.
+The blocks of a load that should fail are overwritten and reported. Reports of completed transfers are delayed by some steps,
+as those of a slower rank are.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ LAYOUT = "LBHNC"
 
 
 class _Rank(NamedTuple):
-    """A rank's connector, its layers by their names in the model, and what the connector calls the forward context."""
+    """A rank's connector, its layers by their names in the model, and its forward context."""
 
     connector: Any
     layers: Mapping[str, LayerCache]
@@ -32,7 +32,7 @@ class _Rank(NamedTuple):
 
 
 class OwnWorker(FakeWorker):
-    """For connectors with a worker side that runs on a CPU: one for each tensor-parallel rank."""
+    """The worker of connectors whose worker side runs on a CPU, with one connector object for each tensor-parallel rank."""
 
     model: Model
 
@@ -49,11 +49,11 @@ class OwnWorker(FakeWorker):
         self._of_ranks = [_rank(number, model, config, kv_cache) for number in range(model.ranks)]
         _announce(scheduler.connector, [rank.connector for rank in self._of_ranks])
         self._reports: list[Any] = []
-        """Of this step, by rank."""
+        """The reports of this step, by rank."""
         self._held_back: dict[tuple[int, bool, str], int] = {}
-        """The step in which an end is reported: the rank, whether it is of a load or of a send, and the request."""
+        """The step in which a completed transfer is reported, by rank, whether it is a load, and request."""
         self._failed: list[set[str]] = [set() for _ in range(model.ranks)]
-        """By rank, loads that have failed and are not reported yet."""
+        """By rank, the failed loads that are not reported yet."""
         if model.ranks > 1:
             from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 
@@ -65,7 +65,7 @@ class OwnWorker(FakeWorker):
         return [rank.connector for rank in self._of_ranks]
 
     def _end_jobs(self, output: Any, report: Any) -> None:
-        """Run the step as vLLM's model runners do, and take over what the connector's workers report."""
+        """Run the step as vLLM's model runners do, and collect the reports of the connector's workers."""
         from vllm.v1.outputs import KVConnectorOutput
 
         loads_first = getattr(output, "has_sync_kv_loads", True)  # an older vLLM always loads first
@@ -76,15 +76,15 @@ class OwnWorker(FakeWorker):
         self.model.expect()
         if loads_first:
             for rank in self._of_ranks:
-                self._ask(rank.connector.start_load_kv, rank.context)
+                rank.connector.start_load_kv(rank.context)
         self._fail_within(output, report)
         self._forward(output, report)
         self._reports = []
         for number, rank in enumerate(self._of_ranks):
             if not loads_first:
-                self._ask(rank.connector.start_load_kv, rank.context)
-            self._ask(rank.connector.wait_for_save)
-            results = self._ask(_transfer_results, rank.connector, output.finished_req_ids)
+                rank.connector.start_load_kv(rank.context)
+            rank.connector.wait_for_save()
+            results = _transfer_results(rank.connector, output.finished_req_ids)
             own = KVConnectorOutput(invalid_block_ids=set(rank.connector.get_block_ids_with_load_errors()))
             own.kv_connector_worker_meta = rank.connector.build_connector_worker_meta()
             rank.connector.clear_connector_metadata()
@@ -92,8 +92,8 @@ class OwnWorker(FakeWorker):
             self._hold_back(number, results, own.invalid_block_ids)
 
     def _hold_back(self, number: int, results: Any, invalid: set[int]) -> None:
-        """A rank reports ends some steps later than its worker said so, and so later than other ranks. The blocks that it
-        calls `invalid` were not loaded."""
+        """Delay a rank's report of completed transfers by some steps, and so beyond other ranks. The `invalid` blocks were
+        not loaded."""
         failed, ended = results.failed_recving or set(), results.finished_recving or set()
         for request_id in sorted(failed & self._calls.loads.keys()):
             self.model.fail(self._calls.loads[request_id].all_blocks, request_id)
@@ -110,30 +110,21 @@ class OwnWorker(FakeWorker):
                 self._held_back[held] = max(end, self._held_back.get(held, 0))
                 self._waited[request_id] += 1
 
-    def _ask(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Call the worker; from its first load on, until it has written to a KV cache, look whether it does."""
-        if self.model.copied or not self._calls.loads:
-            return call(*args)
-        before = self.model.checksum()
-        answer = call(*args)
-        self.model.copied |= before != self.model.checksum()
-        return answer
-
     def _forward(self, output: Any, report: Any) -> None:
-        """Each layer waits for its loads."""
+        """Run the forward pass; each layer waits for its loads."""
         self.model.begin(output, report.invalid_block_ids, self._sampled)
         for rank in self._of_ranks:
             for layer, cache in rank.layers.items():
                 if cache.is_state:  # vLLM asks for attention layers only
                     self.model.run(layer)
                     continue
-                self._ask(rank.connector.wait_for_layer_load, cache.layer)
+                rank.connector.wait_for_layer_load(cache.layer)
                 self.model.run(layer)
                 rank.connector.save_kv_layer(cache.layer, cache.tensor, rank.context.attn_metadata)
         self.model.end()
 
     def _end_waits(self, report: Any) -> None:
-        """Report what has ended by now: of several ranks what all of them have reported."""
+        """Report the transfers that have ended by now; with several ranks, those that all of them have reported."""
         over = [name for name, step in self._held_back.items() if step <= self._step]
         for number, loads, request_id in over:
             del self._held_back[number, loads, request_id]
@@ -172,14 +163,14 @@ def _rank(number: int, model: Model, config: Any, kv_cache: Any) -> _Rank:
 
 
 def _announce(connector: Any, workers: list[Any]) -> None:
-    """Give the scheduler's side what the workers of another engine have to know of these, as vLLM's engine does."""
+    """Pass the workers' handshake metadata to the scheduler's side, as vLLM's engine does."""
     said = {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(workers)}
     if any(said.values()):
         connector.set_xfer_handshake_metadata_pp_aware(said)
 
 
 def _transfer_results(worker: Any, ended: set[str]) -> Any:
-    """What a worker says of its transfers, as vLLM asks it in this version; `ended` are the requests that have ended."""
+    """A worker's transfer results, as this version of vLLM asks for them; `ended` are the requests that have ended."""
     if hasattr(worker, "get_transfer_results"):
         return worker.get_transfer_results(ended)
     sending, recving = worker.get_finished(ended)

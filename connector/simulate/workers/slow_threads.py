@@ -1,8 +1,8 @@
-"""Slow threads: what a connector's worker gives to a pool of threads begins some steps later, or when somebody waits for it.
+"""Slow threads: a task that a connector's worker submits to a thread pool begins some steps later, or when it is awaited.
 
-A copy in memory is over before the next step, so that a worker that does not wait for it looks right. On a GPU, on a disk or
-over a network it takes longer. A pool of one thread runs its tasks in the order of their submission; in one of several each
-takes its own time, and may end before earlier ones.
+A copy in memory ends before the next step, so a worker that fails to wait for it looks correct. On a GPU, on a disk or over
+a network, a copy takes longer. A pool of one thread runs its tasks in the order of submission. In a pool of several threads,
+a task may end before earlier ones.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from unittest import mock
 from kvtrail.connector.simulate.scenario import Workers
 
 HUNG_S = 5.0
-"""Without a step for so long, somebody waits for a task in a way that is not seen, and no task begins late any more."""
+"""After this many seconds without a step, a task must be awaited in an unobserved way, and all tasks begin at once."""
 BESIDE = 4
-"""A task beside the steps takes up to this many times as many of them as a transfer: blocks that are freed are given to
-another request only after all other free ones."""
+"""A task begins within this many times `latest_steps` steps: a freed block is reused only after all other free blocks, so a
+shorter delay would hide races."""
 _submit, _shutdown = ThreadPoolExecutor.submit, ThreadPoolExecutor.shutdown
 
 
 class _Late(Future[Any]):
-    """The result of a task that begins late: whoever waits for it makes it begin."""
+    """The result of a task that begins late, or as soon as somebody waits for it."""
 
     def __init__(
         self, executor: ThreadPoolExecutor, due: int, task: Callable[[], Any], begin: Callable[[Any], None]
@@ -46,7 +46,7 @@ class _Late(Future[Any]):
 
     @property
     def _waiters(self) -> list[Any]:
-        """Where `concurrent.futures.wait` and `as_completed` enter who waits."""
+        """The list to which `concurrent.futures.wait` and `as_completed` add waiters."""
         self._begin(self)
         return self._entered
 
@@ -67,7 +67,7 @@ class SlowThreads:
         self._stepped, self._ended = threading.Event(), threading.Event()
 
     def submit(self, executor: ThreadPoolExecutor, task: Callable[[], Any]) -> Future[Any]:
-        """Accept a task. It begins in a later step, or at once."""
+        """Submit a task, which begins in a later step or at once."""
         with self._lock:
             before = max((each.due for each in self._waiting if _comes_before(each, executor)), default=0)
             due = max(before, self._step + self._rng.randint(0, BESIDE * self._latest_steps))
@@ -78,12 +78,12 @@ class SlowThreads:
         return late
 
     def begin_all(self, executor: ThreadPoolExecutor) -> None:
-        """Nothing is submitted to this pool any more."""
+        """Begin all tasks of a pool, which is shut down."""
         for late in [each for each in self._waiting if each.executor is executor]:
             self._begin(late)
 
     def step(self) -> None:
-        """A step has ended: run what is due to its end."""
+        """End a step: begin the tasks that are due, and wait for them."""
         self._step += 1
         self._stepped.set()
         due = [late for late in self._waiting if late.due <= self._step]
@@ -92,7 +92,7 @@ class SlowThreads:
         wait(due, timeout=HUNG_S)
 
     def watch(self) -> None:
-        """Until the run ends: where no step does, let all tasks begin at once from now on."""
+        """Until the run ends, watch for a pause without steps; after one, let all tasks begin at once."""
         while not self._ended.is_set():
             self._stepped.clear()
             if not self._stepped.wait(HUNG_S) and self._waiting:
@@ -105,7 +105,7 @@ class SlowThreads:
         self._stepped.set()
 
     def _begin(self, late: _Late) -> None:
-        """Let a task begin, after those that come before it."""
+        """Begin a task, after the tasks that must precede it."""
         with self._lock:
             if late not in self._waiting:
                 return
@@ -118,14 +118,14 @@ class SlowThreads:
 
 
 def _comes_before(earlier: _Late, executor: ThreadPoolExecutor) -> bool:
-    """Whether an earlier task holds up a new one of this pool."""
+    """Whether an earlier task must begin before a new one of this pool."""
     return earlier.executor is executor and executor._max_workers == 1
 
 
 def _run(late: _Late) -> None:
     try:
         result = late.task()
-    except BaseException as error:  # of whatever a task raises, as `concurrent.futures` does
+    except BaseException as error:  # anything that a task raises, as in `concurrent.futures`
         late.set_exception(error)
     else:
         late.set_result(result)
@@ -133,7 +133,7 @@ def _run(late: _Late) -> None:
 
 @contextmanager
 def slow_threads(workers: Workers) -> Iterator[SlowThreads]:
-    """Slow down the pools of threads of this process, which the steps of one run use, as much as its workers are slow."""
+    """Delay the tasks of this process's thread pools during one run, within its workers' `latest_steps`."""
     slow = SlowThreads(workers.latest_steps, workers.seed)
 
     def submit(executor: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:

@@ -19,10 +19,10 @@ from kvtrail.connector.simulate.workers.model import Model
 
 
 class FakeWorker:
-    """Call it with each `SchedulerOutput`; it returns the worker's report of that step.
+    """A worker: call it with each `SchedulerOutput`, and it returns its report of that step.
 
     Attributes:
-        model: has the KV caches that it copies from and into; None if nothing is copied.
+        model: the made-up model with the KV caches that it copies from and to; None if nothing is copied.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class FakeWorker:
         model: Model | None = None,
         ranks: int = 1,
     ) -> None:
-        """`fake` is the connector's, `calls` are those that the scheduler makes of it. With a `model`, what the connector's
-        plans name is copied at the last moment: when a job's end is reported, or must be waited for; and a load that fails is
-        scribbled over."""
+        """`fake` belongs to the connector, and `calls` are the scheduler's calls of the connector. With a `model`, the copies
+        that the connector plans happen at the last moment, when a job's end is reported or must be awaited; and the blocks
+        of a failed load are overwritten."""
         self.model = model
         self.loads_may_fail = True
         self._stores: dict[int, dict[Hashable, list[Any]]] = defaultdict(dict)
-        """By child of a MultiConnector: what each place of its store holds, layer by layer."""
+        """By child of a MultiConnector and place in its store: the stored rows, layer by layer."""
         self._ranks = ranks
         self._scheduler = scheduler
         self._calls = calls
@@ -53,19 +53,19 @@ class FakeWorker:
         self._streams: dict[tuple[int, str], int] = {}
         """The step in which the latest job of each stream ends."""
         self._waits: dict[str, tuple[int, bool]] = {}
-        """For each request that waits: the step in which that ends, and whether it waits for a load or for its blocks."""
+        """For each waiting request: the step in which its wait ends, and whether it waits for a load or for its blocks."""
         self._waited: Counter[str] = Counter()
         self._ends = dict(workers.ends)
         self._fails = dict(workers.fails)
         self._begun: Counter[str] = Counter()
-        """How many loads of each request have begun."""
+        """The number of each request's loads that have begun."""
         self._loads: dict[str, Load] = {}
         """The load of each request that may still fail."""
         self._whole: dict[str, Sequence[int]] = {}
-        """The same, of loads that fail as a whole; empty for others."""
+        """The blocks of each such load that fails as a whole; empty for others."""
         self._step = 0
         self._sampled: Mapping[str, Sequence[int]] = {}
-        """The tokens of the step that runs."""
+        """The tokens that this step generates, by request."""
         self._sends = reports_transfers(getattr(scheduler.connector, "_kvtrail_plain", type(scheduler.connector)))
         calls.on_load.append(self._begin_load)
 
@@ -89,20 +89,19 @@ class FakeWorker:
         self._begun[request.request_id] += 1
 
     def _end_jobs(self, output: Any, report: Any) -> None:
-        """Begin the jobs that a step plans, and report those that end in it. A load within the step ends at once, and is not
+        """Begin the jobs that a step plans, and report those that end in it. A load within the step ends at once and is not
         reported as received."""
         plan = output.kv_connector_metadata
         flushed = self._end([name for name, (_, each) in self._jobs.items() if self._fake.flushes(plan, each)])
         for each in self._fake.jobs(self._scheduler.connector, plan):
             ends = self._end_of(self._named(each))
+            self._whole |= dict.fromkeys(each.loads, each.fills)
             if any(self._runs_now(request_id, output) for request_id in each.loads):
-                self._whole |= dict.fromkeys(each.loads, each.fills)
                 ends, each = self._step, each._replace(loads=())
             if each.stream is not None:
                 stream = (each.child, each.stream)
                 ends = self._streams[stream] = max(ends, self._streams.get(stream, 0))
             self._jobs[each.child, each.key] = (ends, each)
-            self._whole |= dict.fromkeys(each.loads, each.fills)
         self._forward(output, report)
         ended = flushed + self._end([name for name, (step, _) in self._jobs.items() if step <= self._step])
         if loaded := {request_id for each in ended for request_id in each.loads}:
@@ -131,7 +130,7 @@ class FakeWorker:
                 store[place] = [cache.tensor[block].clone() for cache in self.model.caches.values()]
 
     def _forward(self, output: Any, report: Any) -> None:
-        """The forward pass of a step. What must be waited for has been copied; loads within the step come before it."""
+        """Run the forward pass of a step, after awaited jobs have been copied, and after loads within the step."""
         if self.model is None:
             return
         self.model.copy(output)
@@ -152,7 +151,7 @@ class FakeWorker:
         return load is not None and not load.is_async and request_id in output.num_scheduled_tokens
 
     def _end_waits(self, report: Any) -> None:
-        """End what requests of any connector wait for: loads between steps, and blocks that are held after the end."""
+        """End the waits of requests: for loads between steps, and for blocks that are held after a request's end."""
         from vllm.v1.request import RequestStatus
 
         busy = {request_id for _, each in self._jobs.values() for request_id in (*each.loads, *each.holds)}
@@ -194,7 +193,7 @@ class FakeWorker:
                 report.invalid_block_ids |= self._failing(request_id)
 
     def _failing(self, request_id: str) -> set[int]:
-        """The blocks of a load that fails, from some block on or all: as recorded, else as the seed has it."""
+        """The blocks of a load that fail, from some block on or all of them: as recorded, or else drawn from the seed."""
         whole, load = self._whole.pop(request_id, ()), self._loads.pop(request_id, None)
         if load is None or not load.blocks or not self.loads_may_fail:
             return set()
@@ -210,7 +209,7 @@ class FakeWorker:
         return failed
 
     def _named(self, each: Job) -> str:
-        """The name of a job in `Workers.ends`: by its number or, as histories have no more, as the load of a request."""
+        """The name of a job in `Workers.ends`: its number if it has one, or else its request's load, as in a history."""
         if isinstance(each.key, int) or not each.loads:
             return job(each.key)
         request_id = each.loads[0]

@@ -316,13 +316,13 @@ def test_healing_changes_nothing_where_all_is_right(seeds: range) -> None:
 
 def test_without_a_guard_an_engine_adds_nothing_to_what_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Mapping[str, Any]] = []
-    load = Router._load
+    ask = Router._ask_to_decode
 
-    def spied(self: Router, served: Any, request_id: str, returned: Mapping[str, Any] | None) -> None:
+    def spied(self: Router, served: Any, returned: Mapping[str, Any] | None) -> None:
         seen.append(returned or {})
-        load(self, served, request_id, returned)
+        ask(self, served, returned)
 
-    monkeypatch.setattr(Router, "_load", spied)
+    monkeypatch.setattr(Router, "_ask_to_decode", spied)
     for connector in (NIXL, HEALED):
         seen.clear()
         play_pair(drawn(0), connector)
