@@ -5,11 +5,10 @@ Several may be right for one hash: results of the same tokens may differ in thei
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from kvtrail.connector.fingerprints.bloom_filter import BloomFilter
 from kvtrail.connector.fingerprints.fingerprint import MAX_COMMON_GROUPS, OWN_BITS, equal_groups
 from kvtrail.connector.fingerprints.result import CONTAMINATED, UNKNOWN, ZEROS, Holds, Match, Origin
 
@@ -21,6 +20,7 @@ ORIGINS = 1 << 16
 """Maximum number of contents, the latest ones, that can be identified when found for another hash."""
 DROPPED = 1024
 """Number of entries of a full table that are dropped at once."""
+FILTER_BITS = 1 << 23
 _GROUP = 0x9E3779B97F4A7C15
 _ALL = (1 << 64) - 1
 
@@ -43,7 +43,7 @@ class References:
             own: this engine alone writes to the connector's store.
             units: tokens by which blocks are counted, by the number of the KV cache group.
         """
-        self.own, self._units, self._incomplete = own, units, BloomFilter()
+        self.own, self._units, self._incomplete = own, units, _BloomFilter()
         self._right: dict[int, int] = {}
         """The content that was computed first under each hash, by its key."""
         self._others: dict[int, tuple[int, ...]] = {}
@@ -147,6 +147,27 @@ class References:
         if of_key == key:
             return UNKNOWN
         return CONTAMINATED if request_id is None else Origin(request_id, self.first_token(group, number), group)
+
+
+class _BloomFilter:
+    """A set of random 64-bit numbers of constant size: it contains all added numbers and, after many additions, some others
+    too."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray(FILTER_BITS // 8)
+
+    def add(self, number: int) -> None:
+        for bit in _bits_of(number):
+            self._bits[bit >> 3] |= 1 << (bit & 7)
+
+    def __contains__(self, number: int) -> bool:
+        return all(self._bits[bit >> 3] >> (bit & 7) & 1 for bit in _bits_of(number))
+
+
+def _bits_of(number: int) -> Iterator[int]:
+    """The positions of a number in the filter. The number is random, so its parts are."""
+    for shift in (0, 20, 40):
+        yield (number >> shift) % FILTER_BITS
 
 
 def _key(group: int, hash_: int) -> int:
