@@ -53,6 +53,7 @@ class Judge:
         shares: whether computed fingerprints are reported for other engines.
         mismatched: ids of the blocks that were a mismatch at their last check.
         rechecks: mismatches that the next step's check decides.
+        to_heal: ids of the blocks that are to be computed again.
     """
 
     def __init__(self, references: References, results: Results, *, heals: bool, shares: bool) -> None:
@@ -64,7 +65,7 @@ class Judge:
         """Requests that have met a mismatch."""
         self._last: defaultdict[int, dict[int, LastCheck]] = defaultdict(dict)
         """By KV cache group, and by block."""
-        self._to_heal: set[int] = set()
+        self.to_heal: set[int] = set()
         self._recomputed: dict[BlockKey, str] = {}
         """Blocks that vLLM recomputes, with the request."""
         self._partial: dict[str, dict[BlockKey, Match]] = {}
@@ -110,7 +111,7 @@ class Judge:
                 if is_clear:
                     self._references.add_contaminated(group, hash_, content)
                 else:
-                    self._references.mark_incomplete(group, hash_)
+                    self._references.mark_incomplete(group, [hash_])
                     result.unknown += 1
         self._references.add(group, right, source)
         if self.shares:
@@ -180,7 +181,7 @@ class Judge:
             if match is None:
                 result.unknown += 1
                 if not (read and block.number == check.partial):
-                    self._references.mark_incomplete(check.group, block.hash)
+                    self._references.mark_incomplete(check.group, [block.hash])
                     result.fingerprints += self._row(check, block)
             elif match is not True:
                 self._contaminated.add(check.request_id)
@@ -245,7 +246,7 @@ class Judge:
     ) -> None:
         self._contaminated.add(check.request_id)
         if self.heals and kind is not EARLY:
-            self._to_heal.add(block.block)
+            self.to_heal.add(block.block)
             self._recomputed[check.group, block.block] = check.request_id
             result.healed = True
         token = self._references.first_token(check.group, block.number)
@@ -267,21 +268,6 @@ class Judge:
         """Note that vLLM recomputes this block."""
         self._recomputed[group, block] = request_id
 
-    @property
-    def has_to_heal(self) -> bool:
-        """Whether there are blocks to heal."""
-        return bool(self._to_heal)
-
-    def take_to_heal(self) -> set[int]:
-        """The blocks to be healed, once."""
-        healed, self._to_heal = self._to_heal, set()
-        return healed
-
-    def miss(self, check: Check) -> None:
-        """Blocks were computed under these hashes that nobody has looked at."""
-        for hash_ in check.hashes:
-            self._references.mark_incomplete(check.group, hash_)
-
     def on_rewind(self, request_ids: Iterable[str]) -> None:
         """These requests compute failed loads again."""
         self._contaminated.difference_update(request_ids)
@@ -292,10 +278,6 @@ class Judge:
         self._partial.pop(request_id, None)
         if request_id in self._recomputed.values():
             self._recomputed = {block: of for block, of in self._recomputed.items() if of != request_id}
-
-    def clear(self) -> None:
-        """Other weights compute other contents."""
-        self._references.clear()
 
 
 def _read_blocks(check: Check, contents: Sequence[int]) -> list[ReadBlock]:

@@ -84,13 +84,17 @@ class Check(NamedTuple):
 
 
 class HandedLoad(NamedTuple):
-    """A load of what another engine has handed over: the check of those of its blocks that have a checksum, these checksums,
-    the layout that they are of, and the ids of all of its blocks."""
+    """A load of KV that another engine has handed over: the check of the blocks that have a checksum, these checksums, the
+    layout that they belong to, and the ids of all blocks of the load."""
 
     check: Check
     checksums: tuple[int, ...]
     layout: str
     blocks: tuple[int, ...]
+
+    @property
+    def request_id(self) -> str:
+        return self.check.request_id
 
 
 @dataclass(slots=True)
@@ -104,8 +108,7 @@ class CheckPlan:
             unknown contents.
         states: recurrent states that requests begin with, to be checked after these and before the step.
         loads: loads to be checked after the step.
-        async_loads: those that end between steps.
-        handed_over: those of them that have checksums of another engine.
+        async_loads: loads that end between steps. One with checksums of another engine is listed a second time, with these.
         restarted: the requests that have other blocks now.
         rewound: the requests that recompute failed loads.
         ended: the requests that have ended.
@@ -118,8 +121,7 @@ class CheckPlan:
     unreadable: list[Check] = field(default_factory=list)
     states: list[Check] = field(default_factory=list)
     loads: list[Check] = field(default_factory=list)
-    async_loads: list[Check] = field(default_factory=list)
-    handed_over: list[HandedLoad] = field(default_factory=list)
+    async_loads: list[Check | HandedLoad] = field(default_factory=list)
     restarted: list[str] = field(default_factory=list)
     rewound: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
@@ -128,5 +130,5 @@ class CheckPlan:
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
-        checks = self.before or self.unreadable or self.states or self.loads or self.async_loads or self.handed_over
+        checks = self.before or self.unreadable or self.states or self.loads or self.async_loads
         return bool(checks or self.restarted or self.rewound or self.ended or self.reset)

@@ -5,9 +5,11 @@ Several may be right for one hash: results of the same tokens may differ in thei
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from kvtrail.connector.fingerprints.fingerprint import MAX_COMMON_GROUPS, OWN_BITS, equal_groups
 from kvtrail.connector.fingerprints.result import CONTAMINATED, UNKNOWN, ZEROS, Holds, Match, Origin
@@ -21,6 +23,8 @@ ORIGINS = 1 << 16
 DROPPED = 1024
 """Number of entries of a full table that are dropped at once."""
 FILTER_BITS = 1 << 23
+_SHIFTS = (0, 20, 40)
+"""Parts of a number that are its places in the filter: a hash is random, so its parts are."""
 _GROUP = 0x9E3779B97F4A7C15
 _ALL = (1 << 64) - 1
 
@@ -78,16 +82,17 @@ class References:
                 continue
             else:
                 if len(contents) == CONTENTS:
-                    self._incomplete.add(key)
+                    self._incomplete.add([key])
                 right[key], *others = *contents[1 - CONTENTS :], content
                 self._others[key] = tuple(others)
             origins[content >> OWN_BITS] = key, request_id, number, group
             if not content:
                 self._computes_zeros = True
         while len(right) > HASHES:
-            for forgotten in _drop_oldest(right):
-                self._others.pop(forgotten, None)
-                self._incomplete.add(forgotten)
+            forgotten = _drop_oldest(right)
+            self._incomplete.add(forgotten)
+            for key in forgotten:
+                self._others.pop(key, None)
         while len(origins) > ORIGINS:
             _drop_oldest(origins)
 
@@ -99,15 +104,14 @@ class References:
         if len(self._contaminated) > ORIGINS:
             _drop_oldest(self._contaminated)
 
-    def mark_incomplete(self, group: int, hash_: int) -> None:
-        """Note that a block with this hash may hold right or wrong content."""
-        if self.own:  # else nothing is wrong for not being known
-            self._incomplete.add(_key(group, hash_))
+    def mark_incomplete(self, group: int, hashes: Sequence[int]) -> None:
+        """Note that blocks with these hashes may hold right or wrong content."""
+        if self.own:  # otherwise an unknown content is never wrong
+            self._incomplete.add([_key(group, each) for each in hashes])
 
     def clear(self) -> None:
         """Other weights compute other contents."""
-        for key in self._right:
-            self._incomplete.add(key)
+        self._incomplete.add([*self._right])
         for table in (self._right, self._others, self._contaminated, self._origins):
             table.clear()
         self.is_exact = self._computes_zeros = False
@@ -156,18 +160,15 @@ class _BloomFilter:
     def __init__(self) -> None:
         self._bits = bytearray(FILTER_BITS // 8)
 
-    def add(self, number: int) -> None:
-        for bit in _bits_of(number):
-            self._bits[bit >> 3] |= 1 << (bit & 7)
+    def add(self, numbers: Sequence[int]) -> None:
+        """Add these numbers. Adding a thousand takes little longer than adding one."""
+        places = np.array(numbers, dtype=np.uint64)[:, None] >> np.array(_SHIFTS, dtype=np.uint64) & (FILTER_BITS - 1)
+        bits = np.frombuffer(self._bits, dtype=np.uint8)
+        np.bitwise_or.at(bits, places >> 3, (1 << (places & 7)).astype(np.uint8))
 
     def __contains__(self, number: int) -> bool:
-        return all(self._bits[bit >> 3] >> (bit & 7) & 1 for bit in _bits_of(number))
-
-
-def _bits_of(number: int) -> Iterator[int]:
-    """The positions of a number in the filter. The number is random, so its parts are."""
-    for shift in (0, 20, 40):
-        yield (number >> shift) % FILTER_BITS
+        places = [number >> shift & (FILTER_BITS - 1) for shift in _SHIFTS]
+        return all(self._bits[place >> 3] >> (place & 7) & 1 for place in places)
 
 
 def _key(group: int, hash_: int) -> int:

@@ -288,7 +288,7 @@ class CheckScheduler:
             check = Check(request_id, LOADED, group.number, known, blocks, chosen, own.partial, state.identity)
             checksums = tuple(handed_over.checksums[number] for number in known)
             all_blocks = tuple(table[number] for number in numbers)
-            self._plan.handed_over.append(HandedLoad(check, checksums, handed_over.layout, all_blocks))
+            self._plan.async_loads.append(HandedLoad(check, checksums, handed_over.layout, all_blocks))
 
     def _restart_states(self, state: _RequestState, blocks: _Blocks, computed: int, end: int, is_async: bool) -> None:
         """The request begins with a state that is in vLLM's prefix cache, or is loaded."""

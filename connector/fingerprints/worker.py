@@ -43,7 +43,7 @@ class CheckWorker:
             heals: whether mismatched blocks are filled with zeros and reported to vLLM.
             report: called with each result.
         """
-        self._checksums, self._fill_with_zeros = checksums, fill_with_zeros
+        self._references, self._checksums, self._fill_with_zeros = references, checksums, fill_with_zeros
         self._sees_partial = all(each.sees_partial for each in fingerprints.values())
         self._results = Results(report)
         self._judge = Judge(references, self._results, heals=heals, shares=not references.own)
@@ -52,12 +52,9 @@ class CheckWorker:
         )
         self._random = random.Random(0)
         self._loads: list[Check] = []
-        self._async_loads: dict[str, list[Check]] = {}
+        self._async_loads: dict[str, list[Check | HandedLoad]] = {}
         """Loads that end between steps, by request."""
-        self._received: list[Check] = []
-        self._handed_over: dict[str, HandedLoad] = {}
-        """The loads among these that have checksums of another engine."""
-        self._arrived: list[HandedLoad] = []
+        self._received: list[Check | HandedLoad] = []
         self._taken: list[Check] = []
         """Loads of this step with fingerprints that are being read."""
         self._reported: set[int] = set()
@@ -75,7 +72,7 @@ class CheckWorker:
             or self._taken
         ):
             self._begin(plan or CheckPlan())
-        return bool(self._loads or self._async_loads or self._handed_over or self._judge.has_to_heal)
+        return bool(self._loads or self._async_loads or self._judge.to_heal)
 
     def _begin(self, plan: CheckPlan) -> None:
         self._readings.run_ready()
@@ -84,16 +81,14 @@ class CheckWorker:
         if plan.reset:
             self._readings.end_batches()
             self._readings.run_ready()
-            self._judge.clear()
+            self._references.clear()
         for check in plan.unreadable:
-            self._judge.miss(check)
+            self._references.mark_incomplete(check.group, check.hashes)
         for request_id in plan.restarted:
             self._async_loads.pop(request_id, None)
-            self._handed_over.pop(request_id, None)
-        self._handed_over |= {each.check.request_id: each for each in plan.handed_over}
         self._loads = list(plan.loads)
-        for check in plan.async_loads:
-            self._async_loads.setdefault(check.request_id, []).append(check)
+        for load in plan.async_loads:
+            self._async_loads.setdefault(load.request_id, []).append(load)
         for recheck in rechecks:
             numbers = {block.number for block, _ in recheck.mismatches}
             check = recheck.check.only([number in numbers for number in recheck.check.numbers])
@@ -125,11 +120,8 @@ class CheckWorker:
         """Enter loads that the connector reports as ended between steps."""
         for request_id in request_ids:
             self._received += self._async_loads.pop(request_id, [])
-            if (handed_over := self._handed_over.pop(request_id, None)) is not None:
-                self._arrived.append(handed_over)
         if failed:
-            self._received = [check for check in self._received if check.request_id not in failed]
-            self._arrived = [each for each in self._arrived if each.check.request_id not in failed]
+            self._received = [load for load in self._received if load.request_id not in failed]
 
     def forward_passed(self) -> None:
         """After the forward pass, and before the connector does anything more: a load that ends only now was read before."""
@@ -141,10 +133,10 @@ class CheckWorker:
     def conclude(self, reported: Collection[int]) -> set[int]:
         """After the forward pass: the blocks that vLLM is to compute again, besides those that the connector reports."""
         self.forward_passed()
-        unlike = self._unlike_what_was_handed_over()
-        reported = {*reported, *unlike} if unlike else reported
         received, self._received = self._received, []
-        self._take(received, read=False)
+        unlike = self._unlike_what_was_handed_over([each for each in received if isinstance(each, HandedLoad)])
+        reported = {*reported, *unlike} if unlike else reported
+        self._take([each for each in received if isinstance(each, Check)], read=False)
         self._reported.update(reported)
         loads, self._taken = self._taken, []
         for check in loads:
@@ -152,7 +144,7 @@ class CheckWorker:
                 if block in reported:
                     self._judge.mark_recomputed(check.group, block, check.request_id)
         self._readings.run_ready(wait=self._judge.heals and bool(loads))
-        healed = self._judge.take_to_heal() | unlike
+        healed, self._judge.to_heal = self._judge.to_heal | unlike, set()
         if healed:
             self._fill_with_zeros(healed)
         return healed
@@ -164,12 +156,11 @@ class CheckWorker:
         self._readings.run_ready(wait=True)
         self._results.flush()
 
-    def _unlike_what_was_handed_over(self) -> set[int]:
-        """Compare the loads that have arrived with the checksums of the engines that handed them over. Returns the blocks to
-        be computed again: all of a load with one that is wrong, since its read cannot be trusted."""
-        arrived, self._arrived = self._arrived, []
+    def _unlike_what_was_handed_over(self, loads: Iterable[HandedLoad]) -> set[int]:
+        """Compare loads that have ended with the checksums of the engines that handed them over. Returns the blocks to be
+        computed again: all blocks of a load with a wrong one, since its read cannot be trusted."""
         unlike: set[int] = set()
-        for check, checksums, layout, blocks in arrived:
+        for check, checksums, layout, blocks in loads:
             if self._checksums is None or layout != self._checksums.layout:
                 continue  # blocks lie otherwise there: nothing can be compared
             read = self._checksums.of(check.numbers, check.blocks)
@@ -202,5 +193,4 @@ class CheckWorker:
             self._judge.on_restart(request_id)
         for request_id in plan.ended:
             self._async_loads.pop(request_id, None)
-            self._handed_over.pop(request_id, None)
             self._readings.call_after_batches(partial(self._results.flush_request, request_id))

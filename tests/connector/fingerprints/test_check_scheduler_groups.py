@@ -66,7 +66,7 @@ class Played:
 
 
 def _all(plan: CheckPlan) -> list[Check]:
-    return [*plan.before, *plan.states, *plan.loads, *plan.async_loads]
+    return [*plan.before, *plan.states, *plan.loads, *(each for each in plan.async_loads if isinstance(each, Check))]
 
 
 def _blocks(check: Check) -> list[tuple[int, int, int]]:
