@@ -91,17 +91,8 @@ class BlockChecksums:
         return tuple((each ^ (each >> 48)) * MIX >> 48 & 0xFFFF for each in reported)
 
 
-_by_engine: WeakValueDictionary[str, BlockChecksums] = WeakValueDictionary()
-
-
-def enter(engine_id: str, checksums: BlockChecksums) -> None:
-    """Make the checksums of the engine's only worker readable in this process."""
-    _by_engine[engine_id] = checksums
-
-
-def of_engine(engine_id: str) -> BlockChecksums | None:
-    """The checksums of this engine's only worker; None if it does not run in this process."""
-    return _by_engine.get(engine_id)
+BY_ENGINE: WeakValueDictionary[str, BlockChecksums] = WeakValueDictionary()
+"""The checksums of each engine with a single worker that runs in this process."""
 
 
 def chosen(blocks: int) -> range:

@@ -138,7 +138,7 @@ class SchedulerChecks(BlockChecks):
         self._wrap_after("update_state_after_alloc", self._on_alloc)
         self._wrap_after("build_connector_meta", self._on_step)
         self._wrap_after("update_connector_output", self._on_worker_output)
-        self._wrap_after("reset_cache", self._on_reset)
+        self._wrap_after("reset_cache", lambda succeeded: self._scheduler.on_reset())
         self._handed_over: dict[str, HandedOver] = {}
         """Other engines' descriptions of KV that requests have not loaded yet."""
         if self._receives:
@@ -171,7 +171,7 @@ class SchedulerChecks(BlockChecks):
             return
         tokens, prompt, layout = request.num_computed_tokens, request.prompt_token_ids or (), ""
         each: dict[int, int] = {}
-        if (read := checksums.of_engine(self._engine_id)) is not None:
+        if (read := checksums.BY_ENGINE.get(self._engine_id)) is not None:
             layout, table = read.layout, block_ids[0] if isinstance(block_ids[0], Sequence) else block_ids
             # A request that continues may still write to its last block.
             size = self._groups[0].block_size
@@ -220,9 +220,6 @@ class SchedulerChecks(BlockChecks):
             if self._forces_misses:
                 # vLLM asks again, and would load the same wrong bytes forever.
                 self._instrumentation.forced_misses |= waiting.difference(failed or ())
-
-    def _on_reset(self, succeeded: Any) -> None:
-        self._scheduler.on_reset()
 
 
 class WorkerChecks(BlockChecks):
@@ -295,7 +292,7 @@ class WorkerChecks(BlockChecks):
         heads = self._heads().get(group.number, 0)
         read = BlockChecksums(BlockFingerprints(caches[group.number], num_blocks, group.block_size, heads=heads))
         if self._vllm_config.parallel_config.world_size == 1:
-            checksums.enter(self._engine_id, read)
+            checksums.BY_ENGINE[self._engine_id] = read
         return read
 
     def _owns_store(self) -> bool:
