@@ -96,7 +96,7 @@ class Recorder:
         attributes = _resource({**own, **resource}).attributes
         sampled_only = bool(resource.get(semconv.SAMPLED_ONLY.key))
         launch = str(resource.get(semconv.LAUNCH.key, ""))
-        self.contexts = Contexts(engine_id, _sampler(), launch=launch, sampled_only=sampled_only, name=naming())
+        self.contexts = Contexts(engine_id, _sampler(), launch=launch, sampled_only=sampled_only, name_of=naming())
         self._heartbeats = Heartbeats(resource.get(semconv.HEARTBEATS.key, Heartbeats.AUTO))
         self._no_request = RequestContext("", "", root_ids(engine_id, self.id))
         self._exporter = out
