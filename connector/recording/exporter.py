@@ -157,8 +157,7 @@ class ExportProcess(Exporter):
         self._start()
 
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
-        known = {k: v for k, v in resource.items() if isinstance(v, bool | int | float | str)}
-        self._hello = marshal.dumps((known, span_id_base, base_ns))
+        self._hello = marshal.dumps((dict(resource), span_id_base, base_ns))
         try:
             self._write(self._hello)
         except OSError:  # it has already died
