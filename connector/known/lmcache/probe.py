@@ -16,18 +16,46 @@ from weakref import WeakValueDictionary
 from kvtrail.connector.known.lmcache.contents import Contents
 from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen, StoreContents
 
-_OTHER_LAYOUT = (AttributeError, TypeError)
+OTHER_LAYOUT = (AttributeError, TypeError)
 """What reading raises in an LMCache with another layout."""
 
 
-class LMCacheProbe(Probe):
+class PlanReader(Probe):
+    """Reads what LMCache's connectors send their workers. Plans of an unknown layout are not reported. But after plans have
+    been read once, a failure is raised."""
+
+    def __init__(self) -> None:
+        self._fits = False
+        """Whether plans were read before."""
+
+    def stepped(self, connector: Any, metadata: Any) -> Seen | None:
+        try:
+            loads, stores = self.plans(connector, metadata)
+        except OTHER_LAYOUT:
+            if self._fits:
+                raise
+            return None
+        if not (loads or stores):
+            return None
+        self._fits = True
+        return Seen(loads, stores)
+
+    def plans(self, connector: Any, metadata: Any) -> tuple[Sequence[Planned], Sequence[Planned]]:
+        """The loads and stores of a step.
+
+        Raises:
+            AttributeError, TypeError: the connector has another layout.
+        """
+        raise NotImplementedError
+
+
+class LMCacheProbe(PlanReader):
     """Remembers the lookups that it has seen, to distinguish a remembered answer from a new one."""
 
     load_call, store_call = "start_load_kv", "wait_for_save"
 
     def __init__(self) -> None:
-        self._fits = False
-        """Whether plans were read before."""
+        super().__init__()
         self._seen: WeakValueDictionary[int, Any] = WeakValueDictionary()
         """The specifications of earlier lookups, by identity, for as long as LMCache holds them."""
         self._saving: tuple[Any, Sequence[Moved]] = (None, ())
@@ -56,7 +84,7 @@ class LMCacheProbe(Probe):
         try:
             spec = connector._lmcache_engine.load_specs.get(request.request_id)
             matched = None if spec is None else index(spec.lmcache_cached_tokens)
-        except _OTHER_LAYOUT:
+        except OTHER_LAYOUT:
             return None, None
         if matched is None or matched < 0:
             return None, None
@@ -71,25 +99,16 @@ class LMCacheProbe(Probe):
             backends = connector._lmcache_engine.lmcache_engine.storage_manager.storage_backends
             chunks = backends["LocalCPUBackend"].hot_cache
             held: int = sum(chunk.get_physical_size() for chunk in list(chunks.values()))
-        except (*_OTHER_LAYOUT, KeyError):
+        except (*OTHER_LAYOUT, KeyError):
             return None
         return held
 
-    def stepped(self, connector: Any, metadata: Any) -> Seen | None:
-        try:
-            engine = connector._lmcache_engine
-            size = engine._block_size
-            loads = [_planned(r, start, end, r.slot_mapping[:end], size) for r, start, end in _to_load(metadata)]
-            saves = _to_save(engine, metadata)
-            stores = [_planned(r, start, end, r.slot_mapping, size) for r, start, end in saves]
-        except _OTHER_LAYOUT:
-            if self._fits:
-                raise
-            return None
-        if not (loads or stores):
-            return None
-        self._fits = True
-        return Seen(loads, stores)
+    def plans(self, connector: Any, metadata: Any) -> tuple[Sequence[Planned], Sequence[Planned]]:
+        engine = connector._lmcache_engine
+        size = engine._block_size
+        loads = [_planned(r, start, end, r.slot_mapping[:end], size) for r, start, end in _to_load(metadata)]
+        saves = _to_save(engine, metadata)
+        return loads, [_planned(r, start, end, r.slot_mapping, size) for r, start, end in saves]
 
     def loads(self, connector: Any) -> Sequence[Moved]:
         """What was loaded beyond vLLM's computed tokens, up to the first block that LMCache reports as failed."""
@@ -101,7 +120,7 @@ class LMCacheProbe(Probe):
             if failed:
                 spans = [(r, start, _before_failed(r, start, end, size, failed)) for r, start, end in spans]
             return [_moved(r, start, end, size) for r, start, end in spans if end > start]
-        except _OTHER_LAYOUT:
+        except OTHER_LAYOUT:
             return ()
 
     def stores(self, connector: Any) -> Sequence[Moved]:
@@ -125,7 +144,7 @@ class LMCacheProbe(Probe):
             if engine.lmcache_engine is not None:  # else it failed to start, and stores nothing
                 saves = [each for each in _to_save(engine, metadata) if len(each[0].slot_mapping) == each[2]]
                 self._saving = metadata, [_moved(r, start, end, engine._block_size) for r, start, end in saves]
-        except _OTHER_LAYOUT:
+        except OTHER_LAYOUT:
             pass
 
 

@@ -7,20 +7,15 @@ looks wrong is reported as it is, and what cannot be read raises.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from kvtrail.connector.known.probe import Planned, Probe, Seen
-
-_OTHER_LAYOUT = (AttributeError, TypeError)
-"""What reading raises in a connector with another layout."""
+from kvtrail.connector.known.lmcache.probe import OTHER_LAYOUT, PlanReader
+from kvtrail.connector.known.probe import Planned
 
 
-class LMCacheMPProbe(Probe):
+class LMCacheMPProbe(PlanReader):
     """The scheduler's side. What the server moves cannot be seen."""
-
-    def __init__(self) -> None:
-        self._fits = False
-        """Whether plans were read before."""
 
     def chunk_size(self, connector: Any) -> int | None:
         adapter = getattr(connector, "scheduler_adapter", None)  # a worker has none
@@ -37,22 +32,13 @@ class LMCacheMPProbe(Probe):
             else:
                 matched = tracker.num_lmcache_hit_blocks * connector.vllm_block_size
             return matched or None, None  # 0 until the server has answered
-        except (*_OTHER_LAYOUT, KeyError):
+        except (*OTHER_LAYOUT, KeyError):
             return None, None
 
-    def stepped(self, connector: Any, metadata: Any) -> Seen | None:
+    def plans(self, connector: Any, metadata: Any) -> tuple[Sequence[Planned], Sequence[Planned]]:
         """The tokens that are copied. The first tokens of a retrieval may be in vLLM's cache already; workers skip them."""
-        try:
-            loads = [_planned(request) for request in metadata.requests if request.direction != "STORE"]
-            stores = [_planned(request) for request in metadata.requests if request.direction == "STORE"]
-        except _OTHER_LAYOUT:
-            if self._fits:
-                raise
-            return None
-        if not (loads or stores):
-            return None
-        self._fits = True
-        return Seen(loads, stores)
+        loads = [_planned(request) for request in metadata.requests if request.direction != "STORE"]
+        return loads, [_planned(request) for request in metadata.requests if request.direction == "STORE"]
 
 
 def blocks_of(op: Any) -> tuple[int, ...] | None:
