@@ -6,12 +6,12 @@ All of that runs in threads of the connector's own. Known: vLLM 0.32.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from kvtrail.connector.known.messages import Messages, blocks_of_both, notification, transfer
+from kvtrail.connector.known.messages import Messages, blocks_of_both
 from kvtrail.connector.known.probe import Probe, ProbeEvent
 from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
@@ -19,14 +19,10 @@ from kvtrail.tracer.events.semconv import Kind
 
 FAILED = "failed"
 """What the worker of the engine that decodes says itself, if no answer comes."""
-_ASKED: ContextVar[Any] = ContextVar("the message that a task of the sending worker answers")
-
-
-class _Write(NamedTuple):
-    """The write to one request of another engine: its hand-off, and what is recorded of it."""
-
-    transfer_id: str
-    values: Mapping[str, Any]
+_ASKED: ContextVar[tuple[Any, dict[str, Callable[..., None]]]] = ContextVar(
+    "the message that a sending worker's task answers"
+)
+"""And by request of the other engine, a function that notes a state of the write to it."""
 
 
 class MooncakeProbe(Probe):
@@ -86,9 +82,9 @@ class MooncakeProbe(Probe):
                 "blocks_count": count,
                 **(blocks_of_both(ours, theirs) if peer_request not in failed else {}),
             }
-            writes[peer_request] = _Write(sending.transfer_id, values)
+            writes[peer_request] = partial(self._note_write, sending.transfer_id, values)
             if peer_request not in failed:
-                self._note_write(writes[peer_request], XferState.POSTED)
+                writes[peer_request](XferState.POSTED)
 
     def _on_answer(self, worker: Any, answer: Any) -> None:
         """Before it is sent."""
@@ -104,8 +100,8 @@ class MooncakeProbe(Probe):
         ):
             for peer_request in requests:
                 transfer_id = asked.req_blocks[peer_request][0]
-                if (write := writes.pop(peer_request, None)) is not None:
-                    self._note_write(write, state, reason)
+                if (note_write := writes.pop(peer_request, None)) is not None:
+                    note_write(state, reason)
                 self._note(said, Direction.SENT, transfer_id, peer_request, asked)
                 if said is Notice.REFUSAL:
                     self._messages.give_up(transfer_id)
@@ -120,15 +116,18 @@ class MooncakeProbe(Probe):
 
         return fetched
 
-    def _note_write(self, write: _Write, state: XferState, reason: str | None = None) -> None:
-        values = transfer(XferOp.WRITE, state, **write.values, reason=reason)
-        self._messages.note_of(write.transfer_id, Kind.XFER, **values)
+    def _note_write(
+        self, transfer_id: str, values: Mapping[str, Any], state: XferState, reason: str | None = None
+    ) -> None:
+        to_record = {"xfer_op": XferOp.WRITE.value, "xfer_state": state.value, "reason": reason, **values}
+        self._messages.note_of(transfer_id, Kind.XFER, **to_record)
 
     def _note(
         self, said: Notice, direction: Direction, transfer_id: str, peer_request: str, asked: Any, **values: Any
     ) -> None:
         values |= {"peer": _peer(asked), "peer_rank": asked.remote_tp_rank, "peer_request": peer_request}
-        self._messages.note_of(transfer_id, Kind.NOTIFICATION, **notification(said.value, direction, **values))
+        message = {"notification": said.value, "direction": direction.value}
+        self._messages.note_of(transfer_id, Kind.NOTIFICATION, **message, **values)
 
     # On the worker of the engine that decodes.
 
@@ -160,8 +159,8 @@ class MooncakeProbe(Probe):
                 self._note_here(FAILED, Direction.RECEIVED, request_id, pull, reason=reason)
 
     def _note_here(self, said: str, direction: Direction, request_id: str, pull: Any, **values: Any) -> None:
-        peer = getattr(pull, "remote_engine_id", None)
-        self._messages.note(Kind.NOTIFICATION, request_id, **notification(said, direction, peer=peer, **values))
+        values |= {"notification": said, "direction": direction.value, "peer": getattr(pull, "remote_engine_id", None)}
+        self._messages.note(Kind.NOTIFICATION, request_id, **values)
 
 
 class _Encoder:

@@ -8,7 +8,7 @@ from functools import partial
 from threading import local
 from typing import Any
 
-from kvtrail.connector.known.messages import Messages, notification
+from kvtrail.connector.known.messages import Messages
 from kvtrail.connector.known.nixl.transfers import Transfers
 from kvtrail.connector.known.probe import Probe, ProbeEvent
 from kvtrail.connector.known.watching import End, after, watch
@@ -135,7 +135,8 @@ class NixlProbe(Probe):
         return reaped
 
     def _notice(self, request_id: str | None, what: Notice, direction: Direction, **values: Any) -> None:
-        self._messages.note(Kind.NOTIFICATION, request_id, **notification(what, direction, **values))
+        values |= {"notification": what.value, "direction": direction.value}
+        self._messages.note(Kind.NOTIFICATION, request_id, **values)
 
 
 def _number_of(blocks: Any) -> int:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from kvtrail.connector.known.messages import blocks_of_both, notification, transfer
+from kvtrail.connector.known.messages import blocks_of_both
 from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
@@ -71,11 +71,11 @@ class Transfers:
     def _end_read(self, local: Blocks, remote: Blocks, error: Exception | None) -> None:
         post, expected = self._posting, self._posting.get("expected_consumers")
         if not any(map(len, local)):  # nothing is needed: a notification alone is sent
-            values = notification(
-                Notice.DONE, Direction.SENT, blocks_count=0, peer=post["dst_engine_id"], peer_rank=self._rank(),
+            self._note(
+                Kind.NOTIFICATION, post["request_id"], notification=Notice.DONE.value, direction=Direction.SENT.value,
+                blocks_count=0, peer=post["dst_engine_id"], peer_rank=self._rank(),
                 peer_request=post["remote_request_id"], notifications_expected=expected, reason=self._unsent(),
             )  # fmt: skip
-            self._note(Kind.NOTIFICATION, post["request_id"], **values)
         else:
             self._posted(local, remote, expected, error)
 
@@ -143,8 +143,9 @@ class Transfers:
         return _Posted(remote.engine_id, None, remote.request_id) if remote else _Posted("", None, "")
 
     def _seen(self, state: XferState, request_id: str, one: _Posted, reason: str | None, **values: Any) -> None:
-        about = {"peer": one.peer or None, "peer_rank": one.rank, "peer_request": one.request or None, "reason": reason}
-        self._note(Kind.XFER, request_id, **transfer(self._op, state, **about, **values))
+        values |= {"xfer_op": self._op.value, "xfer_state": state.value, "reason": reason}
+        values |= {"peer": one.peer or None, "peer_rank": one.rank, "peer_request": one.request or None}
+        self._note(Kind.XFER, request_id, **values)
 
     def _blocks(self, local: Blocks, remote: Blocks) -> dict[str, Any]:
         """The numbers of vLLM's blocks, and their ids where NIXL has no smaller ones."""
