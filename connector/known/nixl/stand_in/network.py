@@ -77,8 +77,6 @@ class Transfer:
     ends_at: int = 0
     """When its reader sees the end, which may be after its peer does."""
     fails: Fails | None = None
-    owners: tuple[str, str] = ("", "")
-    """The agents with the memory that is written and read."""
 
 
 class _Message(NamedTuple):
@@ -166,7 +164,7 @@ class Network:
             self._messages.append(_Message(self._within(schedule.message_ticks), sender, receiver, text))
 
     def _move(self, transfer: Transfer) -> None:
-        if any(owner not in self.agents for owner in transfer.owners):  # one of the two has died
+        if not {transfer.reader, transfer.peer} <= self.agents.keys():  # one of the two has died
             transfer.fails = transfer.fails or Fails.IN_FLIGHT
             return
         half = len(transfer.copies) // 2 if transfer.fails is Fails.IN_FLIGHT else len(transfer.copies)
@@ -256,8 +254,7 @@ class Agent:
             raise RuntimeError("NIXL_ERR_INVALID_PARAM: descriptors of both sides differ")
         target, source = (here, there) if operation == "READ" else (there, here)
         copies = [(int(to[0]), int(of[0]), int(to[1])) for to, of in zip(target, source, strict=True)]
-        owners = (mine.agent, theirs.agent)
-        return self._held(self._transfers, Transfer(self.name, theirs.agent, copies, notif_msg, owners=owners))
+        return self._held(self._transfers, Transfer(self.name, theirs.agent, copies, notif_msg))
 
     def transfer(self, handle: int) -> str:
         self._network.post(self._transfers[handle])
