@@ -78,7 +78,7 @@ def _values(
     covered = length if tokens is None else min(tokens, length)
     digest = None if prompt is None else digest_of(prompt[:covered])
     mode = parameters.get("transfer_mode")
-    held = (None, None) if not blocks else held_at_end(_tuples(blocks))
+    held = (None, None) if not blocks else held_at_end(blocks)
     keys = _keys(side, parameters, name_of)
     return (side.value, keys, peer, tokens, mode and str(mode), length, digest, digest and covered, *held)
 
@@ -113,11 +113,6 @@ def as_recorded(
     if (reason := named["reason"]) is not None:
         named["reason"] = reason[:LONGEST_REASON]
     return tuple(named.values())
-
-
-def _tuples(blocks: Any) -> Any:
-    """Block ids as a tuple with a list for each KV cache group: older connectors have a single list."""
-    return tuple(blocks) if blocks and not isinstance(blocks[0], int) else (list(blocks),)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

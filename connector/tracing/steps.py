@@ -243,9 +243,8 @@ def in_groups(blocks: Sequence[Sequence[int]] | None) -> InGroups:
 
 
 def held_at_end(blocks: Any) -> InGroups:
-    """The block ids that a connector receives at a request's end, as a list, or a tuple with a list for each KV cache
-    group."""
-    return in_groups((blocks,) if isinstance(blocks, list) else blocks)
+    """Block ids as connectors name them when a request ends: a list, or a list for each KV cache group."""
+    return in_groups((blocks,) if not blocks or isinstance(blocks[0], int) else blocks)
 
 
 def _added(blocks: Sequence[Sequence[Sequence[int]] | None]) -> list[Sequence[Sequence[int]]]:
