@@ -33,8 +33,8 @@ class Group(NamedTuple):
 
     @property
     def unit(self) -> int:
-        """Tokens by which the group is counted. The number of a block is that of its first token in units; that of a state is
-        the number of units that it has seen."""
+        """The number of tokens in a unit. The number of a block is its first token divided by the unit; the number of a state
+        is the number of units that it has seen."""
         return self.boundary or self.block_size
 
     @property
@@ -43,7 +43,7 @@ class Group(NamedTuple):
         return bool(self.window or self.chunk or self.boundary)
 
     def first_kept(self, computed: int) -> int:
-        """The first block that a request with `computed` tokens is sure to hold: vLLM's `get_num_skipped_tokens`."""
+        """The first block that a request with `computed` tokens certainly holds: vLLM's `get_num_skipped_tokens`."""
         if self.window:
             return max(0, computed - self.window + 1) // self.block_size
         if self.chunk:
@@ -68,11 +68,11 @@ class Check(NamedTuple):
 
     @property
     def recorded_id(self) -> str:
-        """The request's id as it is recorded, which is short: it is kept for as long as its blocks are known."""
+        """The request's id in recorded form, shortened since it is kept as long as the request's blocks are known."""
         return bounded(self.request_id)
 
     def only(self, chosen: Sequence[bool]) -> Check:
-        """The check of the chosen ones of its blocks."""
+        """The check of the chosen blocks only."""
         if all(chosen):
             return self
         numbers, blocks, hashes = (tuple(compress(part, chosen)) for part in (self.numbers, self.blocks, self.hashes))
@@ -104,9 +104,9 @@ class CheckPlan:
     Attributes:
         step: its number.
         before: the checks before the step.
-        unreadable: blocks that were computed, may have been stored, and cannot be read any more: their hashes have further,
-            unknown contents.
-        states: recurrent states that requests begin with, to be checked after these and before the step.
+        unreadable: computed blocks that may have been stored and cannot be read any more, so that their hashes have unknown
+            contents.
+        states: recurrent states with which requests begin, to be checked after these and before the step.
         loads: loads to be checked after the step.
         async_loads: loads that end between steps. One with checksums of another engine is listed a second time, with these.
         restarted: the requests that have other blocks now.

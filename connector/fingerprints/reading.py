@@ -21,13 +21,13 @@ MAX_BATCHED = 64
 
 
 class Readings:
-    """Reads blocks of one rank. Whatever is done with what is read is done in the order of the calls."""
+    """Reads blocks of one rank. The results are processed in the order of the calls."""
 
     def __init__(self, fingerprints: Mapping[int, BlockFingerprints], *, on_batch: Then) -> None:
         """
         Args:
             fingerprints: by the number of the KV cache group.
-            on_batch: called with batched checks.
+            on_batch: called with the batched checks of a group.
         """
         self._fingerprints, self._on_batch = fingerprints, on_batch
         self._queue: deque[tuple[Sequence[Reading], Callable[[], None]]] = deque()
@@ -42,7 +42,7 @@ class Readings:
         return bool(self._queue)
 
     def read(self, checks: Sequence[Check], then: Then) -> None:
-        """Read the blocks of these checks: `then` is called with those of each group."""
+        """Read the blocks of these checks; `then` is called for each group."""
         by_group = _by_group(check for check in checks if check.blocks)
         if by_group:
             self.end_batches()
@@ -50,7 +50,7 @@ class Readings:
             self._append(group, own, [self._start(group, own)], then)
 
     def read_batched(self, checks: Sequence[Check]) -> None:
-        """Read blocks that were just computed, to be judged with those of other steps, before anything else is judged."""
+        """Read blocks that were just computed. They are judged together with those of other steps, before any other block."""
         for group, own in _by_group(checks).items():
             batched, readings = self._batches.setdefault(group, ([], []))
             batched += own

@@ -38,40 +38,41 @@ class References:
 
     Attributes:
         own: whether this engine alone writes to the connector's store.
-        is_exact: whether a load has.
+        is_exact: whether a load has copied exactly the computed content.
     """
 
     def __init__(self, *, own: bool, units: Mapping[int, int]) -> None:
         """
         Args:
-            own: this engine alone writes to the connector's store.
-            units: tokens by which blocks are counted, by the number of the KV cache group.
+            own: whether this engine alone writes to the connector's store.
+            units: `Group.unit` by the number of the KV cache group.
         """
         self.own, self._units, self._incomplete = own, units, _BloomFilter()
         self._right: dict[int, int] = {}
-        """The content that was computed first under each hash, by its key."""
+        """The content that was computed first for each hash, by key."""
         self._others: dict[int, tuple[int, ...]] = {}
-        """The other contents that were computed under a hash: few have any."""
+        """The other contents that were computed for a hash. Few hashes have any."""
         self._contaminated: dict[int, tuple[int, ...]] = {}
         """Contents that were computed after a mismatch."""
         self._origins: dict[int, tuple[int, str | None, int, int]] = {}
-        """Where contents were computed first, by their upper bits: under which key, by which request (None after a mismatch),
-        as which block of it, and in which KV cache group."""
+        """The origins of contents, by their upper bits: the key, the request (None after a mismatch), the block's number in
+        it, and the KV cache group."""
         self._computes_zeros = self.is_exact = False
 
     def __len__(self) -> int:
         return len(self._right)
 
     def first_token(self, group: int, number: int) -> int:
-        """Of the block with this number in a request; of a recurrent state, the tokens that it has seen."""
+        """The first token of the block with this number in a request; for a recurrent state, the number of tokens that it has
+        seen."""
         return number * self._units[group]
 
     def contains(self, group: int, hash_: int, content: int) -> bool:
-        """Whether the content was computed under the hash."""
+        """Whether the content was computed for the hash."""
         return content in self._contents(_key(group, hash_))
 
     def add(self, group: int, blocks: Iterable[tuple[int, int, int, int]], request_id: str) -> None:
-        """Blocks were computed by a request that has met no mismatch: the number of each in the request, its id, its hash,
+        """Add blocks that were computed by a request without a mismatch: each block's number in the request, its id, its hash
         and its content. A step adds hundreds."""
         right, origins, of_group = self._right, self._origins, group * _GROUP & _ALL
         for number, _, hash_, content in blocks:
@@ -97,7 +98,7 @@ class References:
             _drop_oldest(origins)
 
     def add_contaminated(self, group: int, hash_: int, content: int) -> None:
-        """Enter a block that was computed for the hash after a mismatch."""
+        """Add a block that was computed for the hash after a mismatch."""
         key = _key(group, hash_)
         self._contaminated[key] = (*self._contaminated.get(key, ())[1 - CONTENTS :], content)
         self._origins.setdefault(content >> OWN_BITS, (key, None, 0, group))
@@ -110,21 +111,21 @@ class References:
             self._incomplete.add([_key(group, each) for each in hashes])
 
     def clear(self) -> None:
-        """Other weights compute other contents."""
+        """Forget all contents: other weights compute other contents."""
         self._incomplete.add([*self._right])
         for table in (self._right, self._others, self._contaminated, self._origins):
             table.clear()
         self.is_exact = self._computes_zeros = False
 
     def is_complete(self, group: int, hash_: int) -> bool:
-        """Whether all contents are known that were computed under the hash, and there is one."""
+        """Whether all contents that were computed for the hash are known, and there is at least one."""
         key = _key(group, hash_)
         return key in self._right and key not in self._incomplete
 
     def match(self, group: int, hash_: int, content: int, *, is_whole: bool) -> Match:
-        """Whether a block holds what was computed under its hash: True, what it is instead, or None where nobody knows. Of a
-        block that is not `is_whole`, the last token was computed after its load: only the upper bits count, and some groups
-        of them may legally differ."""
+        """Compare a block's content with the contents that were computed for its hash: True if it is one of them, otherwise
+        its actual content, or None if that is unknown. If the block is not `is_whole`, its last token was computed after the
+        load: only the upper bits count, and some groups may legally differ."""
         key = _key(group, hash_)
         right = self._contents(key)
         if _among(right, content, is_whole):
@@ -141,12 +142,12 @@ class References:
         return holds if holds is not UNKNOWN or self.is_exact else None
 
     def _contents(self, key: int) -> tuple[int, ...]:
-        """All contents that are known to have been computed under a hash."""
+        """All known contents that were computed for a hash."""
         return (self._right[key], *self._others.get(key, ())) if key in self._right else ()
 
     def _holds(self, content: int, key: int) -> Holds:
-        """The origin of this content, if it was computed under another hash. The lower bits are not comparable: the groups
-        are."""
+        """The origin of this content, if it was computed for another hash. Only the groups in the upper bits are
+        comparable."""
         of_key, request_id, number, group = self._origins.get(content >> OWN_BITS, (key, None, 0, 0))
         if of_key == key:
             return UNKNOWN

@@ -1,7 +1,7 @@
-"""A worker's side: checks blocks when the scheduler's plan says so.
+"""The worker's side: checks blocks as the scheduler's plan says.
 
-On a CPU a check is judged at once. On a GPU its fingerprints are queued behind the engine's work and judged when they are
-there, in order, by one of the next steps; only with healing does the engine wait for them, where something was loaded.
+On a CPU a check is judged at once. On a GPU the fingerprints are read after the engine's queued work, and one of the next
+steps judges them, in order. The engine waits for them only in steps with loads, and only with healing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import CheckResult, Results
 
 MAX_ADMITTED = 64
-"""Maximum number of checked blocks among those that a request takes over without a known mismatch."""
+"""Maximum number of blocks that are checked when a request takes over blocks without a known mismatch."""
 
 
 class CheckWorker:
@@ -39,7 +39,7 @@ class CheckWorker:
         Args:
             fingerprints: by the number of the KV cache group.
             checksums: checksums of hand-offs from other engines; None if there are none.
-            fill_with_zeros: overwrites blocks in all layers.
+            fill_with_zeros: overwrites these blocks with zeros in all layers.
             heals: whether mismatched blocks are filled with zeros and reported to vLLM.
             report: called with each result.
         """
@@ -58,11 +58,11 @@ class CheckWorker:
         self._taken: list[Check] = []
         """Loads of this step with fingerprints that are being read."""
         self._reported: set[int] = set()
-        """Blocks of this step's loads that the connector itself reports as not loaded."""
+        """The blocks of this step's loads that the connector reports as not loaded."""
 
     def begin(self, plan: CheckPlan | None) -> bool:
-        """At the beginning of a step, before its loads and its forward pass. Returns whether the other calls of the step are
-        of any interest."""
+        """Called at the beginning of a step, before its loads and its forward pass. Returns whether the other methods must be
+        called in this step."""
         if (
             plan is not None
             or self._judge.rechecks
@@ -117,21 +117,22 @@ class CheckWorker:
             self._readings.read_batched(computed)
 
     def received(self, request_ids: Iterable[str], failed: Collection[str]) -> None:
-        """Enter loads that the connector reports as ended between steps."""
+        """Note loads that the connector reports as ended between steps."""
         for request_id in request_ids:
             self._received += self._async_loads.pop(request_id, [])
         if failed:
             self._received = [load for load in self._received if load.request_id not in failed]
 
     def forward_passed(self) -> None:
-        """After the forward pass, and before the connector does anything more: a load that ends only now was read before."""
+        """Called after the forward pass and before the connector's next call: the pass has read loads that end only now."""
         loads, self._loads = self._loads, []
         if not self._sees_partial:
             loads = [check.only([number != check.partial for number in check.numbers]) for check in loads]
         self._take(loads, read=True)
 
     def conclude(self, reported: Collection[int]) -> set[int]:
-        """After the forward pass: the blocks that vLLM is to compute again, besides those that the connector reports."""
+        """Called after the forward pass. Returns the blocks that vLLM must recompute besides those that the connector
+        `reported`."""
         self.forward_passed()
         received, self._received = self._received, []
         unlike = self._unlike_what_was_handed_over([each for each in received if isinstance(each, HandedLoad)])
@@ -162,7 +163,7 @@ class CheckWorker:
         unlike: set[int] = set()
         for check, checksums, layout, blocks in loads:
             if self._checksums is None or layout != self._checksums.layout:
-                continue  # blocks lie otherwise there: nothing can be compared
+                continue  # the other engine's blocks have another layout
             read = self._checksums.of(check.numbers, check.blocks)
             wrong = check.only([one != other for one, other in zip(read, checksums, strict=True)])
             if wrong.blocks:
@@ -172,7 +173,7 @@ class CheckWorker:
         return unlike
 
     def _take(self, loads: Sequence[Check], *, read: bool) -> None:
-        """Read loaded blocks, which `conclude` judges; a forward pass may have `read` them."""
+        """Read loaded blocks, which `conclude` judges. `read`: a forward pass may have read them."""
         self._taken += loads
         self._read(loads, partial(self._judge.judge_loaded, self._reported, read))
 
@@ -180,14 +181,14 @@ class CheckWorker:
         self._readings.read(checks, partial(self._judge.judge_all, judge))
 
     def _fewer(self, check: Check) -> Check:
-        """The check of some of the blocks that a request takes over."""
+        """The check, reduced to a random sample of its blocks if there are many."""
         if len(check.blocks) <= MAX_ADMITTED or not self._judge.mismatched.isdisjoint(check.blocks):
             return check
         chosen = {*self._random.sample(check.numbers, MAX_ADMITTED)}
         return check.only([number in chosen for number in check.numbers])
 
     def _on_requests_changed(self, plan: CheckPlan) -> None:
-        """All blocks computed so far are judged: handle requests that start again, or end."""
+        """Handle requests that start again or end. Called when all blocks computed before are judged."""
         self._judge.on_rewind(plan.rewound)
         for request_id in (*plan.restarted, *plan.ended):
             self._judge.on_restart(request_id)
