@@ -1,4 +1,4 @@
-"""The recorder's state of requests: the trace context of each, and how much of it has been recorded."""
+"""The recorder's state of requests: the trace context of each request, and how much of the request has been recorded."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _ROOTS = tuple(kind.value for kind in semconv.ROOTS)
 _CUT_OFF, _REQUEST, _LOAD_ERROR = Kind.CUT_OFF.value, Kind.REQUEST.value, Kind.LOAD_ERROR.value
 _OUTPUT = place(Kind.REQUEST, "output")
 _FAILURES = {kind.value: (place(kind, name), value) for kind, (name, value) in semconv.FAILURES.items()}
-"""By kind, the value that reports a failure, and the failure's text."""
+"""By kind: the position of the value that shows a failure, and the failing value."""
 _CHAT = "chatcmpl-"
 """Prefix of the ids of vLLM's chat API."""
 MAX_BYTES = 1 << 19
@@ -62,7 +62,7 @@ def field(tag: int, payload: bytes) -> bytes:
 
 
 def _named(name: str) -> bytes:
-    """The name of a span, and that it is of the kind SPAN_KIND_INTERNAL."""
+    """The name of a span, and its kind: SPAN_KIND_INTERNAL."""
     return field(5, name.encode()) + b"\x30\x01"
 
 
@@ -107,7 +107,7 @@ def of_span(span_id: bytes) -> bytes:
 
 
 def inside(parent_id: bytes) -> bytes:
-    """The id of a span's parent, likewise."""
+    """The id of a span's parent as a field of `Span`."""
     return field(4, parent_id)
 
 

@@ -37,7 +37,7 @@ def usable(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         if not name.startswith("OTEL_"):
             continue
         if not value.strip():
-            del good[name]  # as in the specification
+            del good[name]  # the specification says that an empty value counts as unset
         elif name.endswith("_HEADERS") and _OTLP.match(name):
             _check_headers(name, good)
         elif (check := _CHECKS.get(_OTLP.sub("OTLP_", name))) is not None and not _fits(value.strip(), check[1]):
@@ -54,7 +54,11 @@ def protocol(environ: Mapping[str, str]) -> str:
 
 
 def check_exporter(environ: Mapping[str, str]) -> None:
-    """Raises ImportError, with what to install, if the package that sends by this protocol is missing."""
+    """Check that the package that sends by this protocol is installed.
+
+    Raises:
+        ImportError: it is missing; the text has the command that installs it.
+    """
     if not _has_exporter(protocol(environ)):
         raise ImportError(f"spans cannot be sent: pip install {_exporter(protocol(environ))}")
 

@@ -1,8 +1,7 @@
-"""LMCache in a process of its own: the connector's tracker of a request shows what matched, its metadata what is copied.
+"""LMCache in a separate process: the connector's tracker of a request shows the match, and its metadata shows the copies.
 
-Known: the connector of LMCache 0.5.6, which counts tokens, and the one that comes with vLLM 0.32, which counts blocks. For
-one with another layout nothing is reported; nothing is guessed. But of one that was read before nothing is left out: what
-looks wrong is reported as it is, and what cannot be read raises.
+Known: the connector of LMCache 0.5.6, which counts tokens, and the one that comes with vLLM 0.32, which counts blocks. A
+connector with another layout is handled as in `known.lmcache.probe`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from kvtrail.connector.known.probe import Planned
 
 
 class LMCacheMPProbe(PlanReader):
-    """The scheduler's side. What the server moves cannot be seen."""
+    """The scheduler's side. The server's copies cannot be observed."""
 
     def chunk_size(self, connector: Any) -> int | None:
         adapter = getattr(connector, "scheduler_adapter", None)  # a worker has none
@@ -23,8 +22,8 @@ class LMCacheMPProbe(PlanReader):
         return size if isinstance(size, int) else None
 
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
-        """LMCache asks its server once for each admission and subtracts again in every lookup until then, so no answer counts
-        as remembered. A lookup that it does not carry out shows nothing."""
+        """LMCache asks its server once for each admission and subtracts in every lookup until then, so no answer counts as
+        remembered. A lookup that it does not carry out leaves no trace."""
         try:
             tracker = connector.request_trackers[request.request_id]
             if hasattr(tracker, "num_lmcache_hit_tokens"):
@@ -36,7 +35,7 @@ class LMCacheMPProbe(PlanReader):
             return None, None
 
     def plans(self, connector: Any, metadata: Any) -> tuple[Sequence[Planned], Sequence[Planned]]:
-        """The tokens that are copied. The first tokens of a retrieval may be in vLLM's cache already; workers skip them."""
+        """The copied tokens. The first tokens of a retrieval may already be in vLLM's cache; workers skip them."""
         loads = [_planned(request) for request in metadata.requests if request.direction != "STORE"]
         return loads, [_planned(request) for request in metadata.requests if request.direction == "STORE"]
 
@@ -50,7 +49,7 @@ def blocks_of(op: Any) -> tuple[int, ...] | None:
 
 
 def _planned(request: Any) -> Planned:
-    """One that would end before it begins is one of no tokens."""
+    """The plan of a transfer. If its end precedes its start, it has no tokens."""
     op = request.op
     return Planned(request.request_id, op.start, max(0, op.end - op.start), blocks_of(op))
 

@@ -1,4 +1,4 @@
-"""vLLM's MultiConnector: the fakes of its children, and its own metadata around theirs."""
+"""vLLM's MultiConnector: combines the fakes of its children, and their metadata."""
 
 from __future__ import annotations
 

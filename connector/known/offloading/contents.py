@@ -1,6 +1,6 @@
-"""What a store of the OffloadingConnector in host memory holds, with several KV cache groups: chunk by chunk, of each group.
+"""The contents of an OffloadingConnector's store in host memory, with several KV cache groups: the chunks of each group.
 
-With one group its plans and evictions say the same, and the reasons why something was not stored, too.
+With one group, its plans and evictions have the same information, and also the reasons why a chunk was not stored.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from kvtrail.tracer.events.semconv import GROUP_BYTES, HASH_BYTES
 
 
 class Contents(StoreContents):
-    """Follows a manager by its calls."""
+    """Observes the calls of a manager."""
 
     tier = "cpu"
     changes_in_plans = True
 
     def __init__(self, manager: Any, chunks: Callable[[], Any]) -> None:
-        """`chunks` gives all that the store has, by key, be it ready or on its way there."""
+        """`chunks` returns all chunks of the store by key, whether complete or being written."""
         super().__init__()
         self._chunks = chunks
         after(manager, "prepare_store", self._on_prepared, self._failed)
@@ -41,7 +41,7 @@ class Contents(StoreContents):
         return [_name(key) for key in self._ready(self._chunks())]
 
     def _ready(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Those that can be loaded."""
+        """The keys of chunks that can be loaded."""
         chunks = self._chunks()
         return [key for key in keys if key in chunks and chunks[key].is_ready]
 
@@ -51,5 +51,5 @@ class Contents(StoreContents):
 
 
 def _name(key: bytes) -> bytes:
-    """A chunk's: the end of its last block's hash, and the number of its KV cache group."""
+    """A chunk's name: the end of its last block's hash, and the number of its KV cache group."""
     return bytes(key[-HASH_BYTES - GROUP_BYTES :])
