@@ -156,13 +156,11 @@ class Probe:
         load_call, store_call: names of the connector's worker methods that copy, after which `loads` and `stores` are called;
             None if they would see nothing.
         report_calls: names of its worker methods that report ended transfers, after which `reported` is called.
-        sees_reports: whether `reported` is also called on the scheduler's side.
     """
 
     load_call: str | None = None
     store_call: str | None = None
     report_calls: tuple[str, ...] = ()
-    sees_reports = False
 
     def made(self, connector: Any) -> None:
         """Called once on each side, after the connector has been created."""
@@ -235,9 +233,8 @@ class Probe:
         return ()
 
     def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
-        """Called on a worker after one of its `report_calls` has returned `report`. With `sees_reports`, also called on the
-        scheduler's side after `update_connector_output` with this report. Returns the messages of other engines and the
-        connector's reactions, in order."""
+        """Called on a worker after one of its `report_calls` has returned `report`. Returns the messages of other engines and
+        the connector's reactions, in order."""
         return ()
 
 

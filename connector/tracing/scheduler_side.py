@@ -289,8 +289,6 @@ class SchedulerInstrumentation(Instrumentation):
         self._record_ends(ended)
         self._record_load_errors(output, at_ns)
         self._failed.clear()
-        if self.sees_reports:
-            self._record_reported(connector, output, at_ns)
         self._record_completions(output, at_ns)
         self._record_evictions(connector, at_ns)
 
@@ -305,12 +303,6 @@ class SchedulerInstrumentation(Instrumentation):
             for context, blocks in self._holders(invalid):
                 self._record(Kind.LOAD_ERROR, context, at_ns, in_groups(blocks))
                 self._steps.watch(context.request_id)
-
-    @fail_open(Kind.NOTIFICATION, concerns_all=True)
-    def _record_reported(self, connector: Any, output: Any, at_ns: int) -> None:
-        """Record the connector's reaction to the workers' report: releases are recorded before the end."""
-        if seen := self._probe.reported(connector, output):
-            self._plans.events(seen, at_ns)
 
     @fail_open(Kind.EVICT, concerns_all=True)
     def _record_evictions(self, connector: Any, at_ns: int) -> None:
@@ -400,6 +392,7 @@ class SchedulerInstrumentation(Instrumentation):
     @fail_open(Kind.STORE_PLAN, concerns_all=True)
     def _record_seen(self, seen: Seen, metadata: Any, output: Any, at_ns: int) -> None:
         self._plans.seen(seen, metadata, output, at_ns)
+        self._record_events(seen.events, at_ns)
 
     def _holders(self, blocks: Collection[int]) -> Iterator[tuple[RequestContext, list[list[int]]]]:
         """The requests that received some of these blocks, and the blocks by KV cache group. Rare: only after a failed load,
