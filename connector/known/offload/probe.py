@@ -44,7 +44,7 @@ class OffloadProbe(Probe):
         return connector._scheduler.held_bytes() if is_known else None
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
-        if not (metadata.loads or metadata.stores or metadata.present or metadata.refused or connector.reports_more):
+        if not (metadata.loads or metadata.stores or metadata.present or metadata.refused):
             return None  # in a step, a chunk is evicted only to make room for a store
         evicted = [Evicted(*each) for each in connector.take_evicted()]
         if self._contents is not None:
@@ -56,8 +56,7 @@ class OffloadProbe(Probe):
         stores += [Planned(request_id, start, 0, None) for request_id, start in metadata.refused]
         if len(stores) > 1:
             stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
-        events = connector.take_probe_events() if connector.reports_more else ()
-        return Seen(loads, stores, evicted, events=events)
+        return Seen(loads, stores, evicted)
 
     def forgotten(self, connector: Any) -> Sequence[Evicted]:
         evicted = [Evicted(*each) for each in connector.take_evicted()]
