@@ -417,7 +417,7 @@ class SchedulerInstrumentation(Instrumentation):
         `can_wait`; a store that changed in the step that `is_planned` is recorded after it."""
         if not self._level.any_detailed:
             return
-        is_later = is_planned and self._store is not None and self._store.changes_in_plans
+        is_later = is_planned and self._store is not None and self._store.contents.changes_in_plans
         if not is_later:
             self._flush(self._store, at_ns)
         self._flush(self._prefix_cache, at_ns, can_wait=can_wait)
