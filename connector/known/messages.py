@@ -1,4 +1,4 @@
-"""Messages between two engines, for probes: events in order, some of them of a request that is named later.
+"""Messages between two engines, for probes: events in order. The request of some events is named later.
 
 An engine may be asked for a hand-off before it has the request, by the name that both engines use for it (`transfer_id`,
 `kv_request_id`). The event then waits until the probe names the request.

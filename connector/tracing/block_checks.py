@@ -68,7 +68,7 @@ class BlockChecks:
             self._unwrap(call)
 
     def _before(self, call: str, do: Callable[..., None]) -> Callable[..., Any]:
-        """Wrap a method: call this before each call, with its arguments."""
+        """Wrap a method: `do` is called before each call, with its arguments."""
         plain = getattr(self._connector, call)
 
         @wraps(plain)
@@ -82,8 +82,8 @@ class BlockChecks:
         return wrapped
 
     def _after(self, call: str, do: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Wrap a method: call this after each call, with its result and arguments; None if there is no such method. A result
-        other than None replaces the connector's answer."""
+        """Wrap a method: `do` is called after each call, with its result and arguments. If `do` returns a value other than
+        None, this replaces the connector's answer. Returns None if there is no such method."""
         plain = getattr(self._connector, call, None)
         if plain is None:
             return None
@@ -231,9 +231,9 @@ class WorkerChecks(BlockChecks):
         self._worker: Any = None
         """A `CheckWorker`, after the KV caches are registered."""
         self._slices: dict[int, str] = {}
-        """By KV cache group, the caches of the fingerprints and their first head."""
+        """By KV cache group, the identity of the caches and the rank's first head."""
         self._in_step: dict[str, Callable[..., Any]] = {}
-        """The wrappers of steps with something to check."""
+        """The wrappers that are installed only in steps with something to check."""
         self._wrap_after("register_kv_caches", self._on_kv_caches)
 
     def _on_kv_caches(self, result: Any, kv_caches: dict[str, Any]) -> None:
@@ -268,7 +268,7 @@ class WorkerChecks(BlockChecks):
         self._in_step["wait_for_save"] = self._before("wait_for_save", self._worker.forward_passed)
 
     def _fingerprints(self, caches: Mapping[int, Any]) -> dict[int, Any]:
-        """The caches of each KV cache group."""
+        """The fingerprints of each KV cache group."""
         from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
 
         num_blocks, heads = self._kv_cache_config.num_blocks, self._heads()
@@ -282,8 +282,8 @@ class WorkerChecks(BlockChecks):
         return made
 
     def _checksums(self, caches: Mapping[int, Any]) -> BlockChecksums | None:
-        """Checksums for hand-offs, if the engine hands over and requests keep all of their blocks. A scheduler's side in this
-        process may also read them."""
+        """Checksums of hand-offs, if the connector receives hand-offs and requests keep all of their blocks. With a single
+        worker, a scheduler's side in this process may also read them."""
         from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
 
         if not self._receives or self._has_groups or any(each.frees_blocks for each in self._groups):
@@ -303,7 +303,7 @@ class WorkerChecks(BlockChecks):
         return store is FingerprintStore.OWN
 
     def _heads(self) -> dict[int, int]:
-        """By KV cache group, the heads of its blocks, if this engine hands over to others or they to it: the other engine may
+        """By KV cache group, the number of heads in a block, if there are hand-offs between engines: the other engine may
         have another tensor-parallel size."""
         if not self._receives or getattr(self._vllm_config.parallel_config, "pipeline_parallel_size", 1) > 1:
             return {}

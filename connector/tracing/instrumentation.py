@@ -192,8 +192,8 @@ class Instrumentation:
             self._failing.clear()
             self._probe, self.sees_ends = Probe(), False
             logger.error(
-                "kvtrail: the probe of %s failed %d times in a row and is switched off: what only it can see is absent from"
-                " now on",
+                "kvtrail: the probe of %s failed %d times in a row and is switched off: facts that only it can observe are"
+                " missing from now on",
                 self._name,
                 MAX_PROBE_FAILURES,
             )
@@ -218,8 +218,8 @@ class Instrumentation:
         if now_s >= self._log_again_s.get(kind, now_s):
             self._log_again_s[kind] = now_s + LOG_AGAIN_S
             logger.exception(
-                "kvtrail: something of %s could not be recorded (%s); the heartbeats count how often. The engine goes on"
-                " undisturbed.",
+                "kvtrail: an event of %s could not be recorded (%s); the heartbeats count the failures. The engine is not"
+                " affected.",
                 self._name,
                 kind,
             )

@@ -1,4 +1,4 @@
-"""The OffloadConnector shows its last match, its plans, its evictions and what it holds."""
+"""The OffloadConnector: its last match, its plans, its evictions, and the contents of its store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class OffloadProbe(Probe):
 
     def __init__(self) -> None:
         self._contents: Contents | None = None
-        """Of several KV cache groups."""
+        """The store's contents, with several KV cache groups."""
 
     def made(self, connector: Any) -> None:
         if connector.has_groups and connector.role.name == "SCHEDULER":
@@ -40,7 +40,7 @@ class OffloadProbe(Probe):
         return connector._scheduler.still_held(keys)  # type: ignore[no-any-return]  # only the connector's name is known
 
     def held_bytes(self, connector: Any) -> int | None:
-        is_known = connector.role.name == "SCHEDULER"  # of each worker, which does not know it itself
+        is_known = connector.role.name == "SCHEDULER"  # it knows the bytes on each worker, and a worker does not
         return connector._scheduler.held_bytes() if is_known else None
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:

@@ -41,8 +41,8 @@ def test_a_scheduler_output_of_another_vllm_costs_its_steps_and_nothing_else(cap
     recorder.close(SLOW_S)
     logged = [r.getMessage() for r in caplog.records if "kvtrail" in r.getMessage()]
     assert logged == [
-        "kvtrail: something of Some could not be recorded (kv.schedule); the heartbeats count how often. The engine goes on"
-        " undisturbed."
+        "kvtrail: an event of Some could not be recorded (kv.schedule); the heartbeats count the failures. The engine is not"
+        " affected."
     ]
     assert len(transport.lookups()) == 1
     assert last_heartbeat(transport).recorder_unrecorded == ("kv.schedule:2",)
