@@ -9,7 +9,6 @@ Known: LMCache 0.3.10, 0.3.11 and 0.5.6. All of them add chunks to the backend, 
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
@@ -30,7 +29,7 @@ class Contents(StoreContents):
 
     Attributes:
         requests: vLLM's requests, by their ids, as long as they are open.
-        worker: LMCache's part of the connector on the worker's side.
+        worker: a weak reference to LMCache's part of the connector on the worker's side.
     """
 
     tier = TIER
@@ -58,10 +57,6 @@ class Contents(StoreContents):
         """The request that is being stored."""
         self._ends: dict[Any, int] = {}
         """The ends of its chunks, in tokens, by LMCache's key."""
-
-    def register(self, worker: Any) -> None:
-        """Remember LMCache's part of the connector on the worker's side."""
-        self.worker = weakref.ref(worker)
 
     def follow(self) -> bool:
         """Follow the backend; returns whether it is followed. At the start it must be empty, and the only backend."""

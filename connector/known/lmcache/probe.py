@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import index
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from kvtrail.connector.known.lmcache.contents import Contents
 from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen, StoreContents
@@ -65,7 +65,7 @@ class LMCacheProbe(PlanReader):
     def made(self, connector: Any) -> None:
         self._contents = Contents.of(connector._vllm_config.kv_transfer_config.engine_id)
         if connector.role.name == "WORKER":
-            self._contents.register(connector._lmcache_engine)
+            self._contents.worker = ref(connector._lmcache_engine)
 
     def contents(self, connector: Any) -> StoreContents | None:
         contents = self._contents

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from kvtrail.connector.known.probe import CLEARED, Change, Evicted, StoreContents
+from kvtrail.connector.known.probe import Evicted, StoreContents
 from kvtrail.connector.known.watching import after
 from kvtrail.tracer.events.semconv import GROUP_BYTES, HASH_BYTES
 
@@ -29,9 +29,9 @@ class Contents(StoreContents):
         """The names in each chunk, by the chunk's key."""
         after(connector._scheduler, "reset", self._on_reset)
 
-    def _on_reset(self, result: None) -> None:
+    def _on_reset(self, *_: Any, **named: Any) -> None:
         self._held.clear()
-        self._changes.append((CLEARED, None))
+        super()._on_reset()
 
     def held(self) -> Sequence[bytes]:
         return [name for names in self._held.values() for name in names]
@@ -61,6 +61,3 @@ class Contents(StoreContents):
         """The names that a copy adds to its chunk."""
         group = copy.group.to_bytes(GROUP_BYTES, "big")
         return [each[-HASH_BYTES:] + group for each in self._connector.hashes_of(copy)]
-
-    def _note(self, changes: Iterable[Change], request_id: str | None) -> None:
-        self._changes.extend([(change, request_id) for change in changes])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from kvtrail.connector.known.probe import CLEARED, Change, StoreContents
+from kvtrail.connector.known.probe import StoreContents
 from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.semconv import GROUP_BYTES, HASH_BYTES
 
@@ -28,14 +28,12 @@ class Contents(StoreContents):
         after(manager, "reset_cache", self._on_reset)
 
     def _on_prepared(self, prepared: Any, keys: Any, context: Any, *more: Any, **named: Any) -> None:
-        self._note([(_name(key),) for key in (() if prepared is None else prepared.evicted_keys)], context)
+        evicted = () if prepared is None else prepared.evicted_keys
+        self._note([(_name(key),) for key in evicted], getattr(context, "req_id", None))
 
     def _on_complete(self, keys: Any, context: Any, *more: Any, **named: Any) -> End:
-        held = self._ready(keys)
-        return lambda *_: self._note([_name(key) for key in self._ready(keys) if key not in held], context)
-
-    def _on_reset(self, *_: Any, **named: Any) -> None:
-        self._changes.append((CLEARED, None))
+        held, request_id = self._ready(keys), getattr(context, "req_id", None)
+        return lambda *_: self._note([_name(key) for key in self._ready(keys) if key not in held], request_id)
 
     def held(self) -> Sequence[bytes]:
         return [_name(key) for key in self._ready(self._chunks())]
@@ -44,10 +42,6 @@ class Contents(StoreContents):
         """The keys of chunks that can be loaded."""
         chunks = self._chunks()
         return [key for key in keys if key in chunks and chunks[key].is_ready]
-
-    def _note(self, changes: Iterable[Change], context: Any) -> None:
-        request_id = getattr(context, "req_id", None)
-        self._changes.extend([(change, request_id) for change in changes])
 
 
 def _name(key: bytes) -> bytes:
