@@ -79,6 +79,3 @@ def installed(network: Network, clock: Clock) -> Iterator[None]:
         # The worker would bind this process to one core.
         stack.enter_context(mock.patch.object(cpus, "discover_numa_topology", return_value=[], create=True))
         yield
-
-
-STAND_IN = installed
