@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import NamedTuple
 
+from kvtrail.tracer.events.cache_groups import ALL, FULL, CacheGroup
 from kvtrail.tracer.events.ids import bounded
 
 COMPUTED, LOADED, ADMITTED, HELD = "computed", "loaded", "admitted", "held"
@@ -18,18 +19,14 @@ class Group(NamedTuple):
     Attributes:
         number: the group's number.
         block_size: number of tokens in a block.
-        window: number of tokens that a sliding window sees; 0 for other kinds.
-        chunk: number of tokens in a chunk of local attention; 0 for other kinds.
+        cache: the kind of the group, and its window.
         boundary: for recurrent states, number of tokens between states with a hash; 0 if blocks hold the KV of tokens.
-        keeps_states: whether a step leaves a state in each block that it passes, not only in its last one.
     """
 
     number: int
     block_size: int
-    window: int = 0
-    chunk: int = 0
+    cache: CacheGroup = CacheGroup()
     boundary: int = 0
-    keeps_states: bool = False
 
     @property
     def unit(self) -> int:
@@ -40,15 +37,16 @@ class Group(NamedTuple):
     @property
     def frees_blocks(self) -> bool:
         """Whether a running request frees blocks."""
-        return bool(self.window or self.chunk or self.boundary)
+        return self.cache.kind != FULL
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a step leaves a recurrent state in each block that it passes, not only in its last one."""
+        return self.cache.cache_mode == ALL
 
     def first_kept(self, computed: int) -> int:
         """The first block that a request with `computed` tokens certainly holds: vLLM's `get_num_skipped_tokens`."""
-        if self.window:
-            return max(0, computed - self.window + 1) // self.block_size
-        if self.chunk:
-            return computed // self.chunk * self.chunk // self.block_size
-        return 0
+        return (self.cache.first_needed(computed) or 0) // self.block_size
 
 
 class Check(NamedTuple):

@@ -18,9 +18,8 @@ from typing import Any
 
 from kvtrail.connector.fingerprints.checksums import HandedOver
 from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED, Check, CheckPlan, Group, HandedLoad
+from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 
-NULL_BLOCK = 0
-"""vLLM's id of the null block, in place of a block that a request has freed or never needed."""
 _LAST_64_BITS = itemgetter(slice(-8, None))
 _number = partial(int.from_bytes, byteorder="big")
 _NEVER = 1 << 62

@@ -23,15 +23,13 @@ from itertools import compress, dropwhile, islice, takewhile
 from typing import Any
 
 from kvtrail.connector.offload.config import OffloadConfig
-from kvtrail.connector.offload.groups import Kind
 from kvtrail.connector.offload.plan import Copy, OffloadPlan
+from kvtrail.tracer.events.cache_groups import FULL, NULL_BLOCK
 
 STEPS_AHEAD = 2
 """Number of steps that may be planned before a failed load is known: vLLM schedules one ahead."""
 MAX_PENDING = 65_536
 """Maximum number of evictions remembered for a probe."""
-NULL_BLOCK = 0
-"""The entry of a block table for a block that no token sees any more."""
 
 
 class ChunkIndex:
@@ -310,7 +308,7 @@ class OffloadScheduler:
         """Whether these chunks hold all blocks that a token at `boundary` sees."""
         size = self._config.chunk_size
         for number, group in enumerate(self._config.groups):
-            if group.kind is Kind.ALL:
+            if group.cache.kind == FULL:
                 continue  # in such a group no chunk has missing blocks
             per_chunk, rows = size // group.block_size, self._config.rows[number]
             needed = group.needed(0, boundary)

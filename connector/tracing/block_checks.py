@@ -11,6 +11,7 @@ from functools import partial, wraps
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
+from kvtrail.connector.cache_groups import group_of, inner_spec
 from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.fingerprints.checksums import BlockChecksums, HandedOver
 from kvtrail.connector.fingerprints.comparability import identity_of as identity_of_caches
@@ -23,6 +24,7 @@ from kvtrail.connector.settings import Fingerprints, FingerprintStore, Guard, Se
 from kvtrail.connector.tracing.handoffs import digest_of
 from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.reading import hit_sources
+from kvtrail.tracer.events.cache_groups import ALIGN, ALL, MAMBA
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.semconv import Kind
 
@@ -424,26 +426,15 @@ def groups_of(vllm_config: Any, kv_cache_config: Any) -> list[Group]:
 def _group_of(number: int, spec: Any, hash_size: int) -> Group | None:
     """The checks' description of a group; None if blocks have no hashes, or it is unknown how long a request keeps them:
     encoders, rings of blocks, states that are not cached or that drafts write to, and kinds that a later vLLM adds."""
-    from vllm.v1 import kv_cache_interface as specs
-
-    if hasattr(spec, "kv_cache_specs"):  # layers of one kind whose blocks differ in size
-        spec = next(iter(spec.kv_cache_specs.values()))
-    size, name = spec.block_size, type(spec).__name__
-    if not getattr(spec, "prefix_cacheable", True) or (size % hash_size and name != "MambaSpec"):
+    inner, cache = inner_spec(spec), group_of(spec, 1)
+    has_states = cache.kind == MAMBA
+    if not getattr(inner, "prefix_cacheable", True) or not cache.has_place_for_all:
         return None
-    match name:
-        case "SlidingWindowSpec" | "SlidingWindowMLASpec":
-            return Group(number, size, window=spec.sliding_window)
-        case "ChunkedLocalAttentionSpec":
-            return Group(number, size, chunk=spec.attention_chunk_size)
-        case "MambaSpec":
-            mode = getattr(spec, "mamba_cache_mode", "none")
-            if mode not in ("align", "all") or spec.num_speculative_blocks:
-                return None
-            return Group(number, size, boundary=hash_size, keeps_states=mode == "all")
-        case "RSWASpec":  # it frees blocks in the middle of a request
-            return None
-    return Group(number, size) if isinstance(spec, specs.FullAttentionSpec) else None
+    if has_states and (cache.cache_mode not in (ALIGN, ALL) or inner.num_speculative_blocks):
+        return None
+    if has_states or inner.block_size % hash_size == 0:
+        return Group(number, inner.block_size, cache, hash_size if has_states else 0)
+    return None
 
 
 def _receives(transfer: Any) -> bool:

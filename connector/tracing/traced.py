@@ -20,6 +20,7 @@ from operator import index
 from time import monotonic_ns
 from typing import Any
 
+from kvtrail.connector.cache_groups import groups_in
 from kvtrail.connector.fingerprints.comparability import identity_of
 from kvtrail.connector.known import (
     UNTRACED,
@@ -36,7 +37,6 @@ from kvtrail.connector.recording.recorder import of_process
 from kvtrail.connector.settings import Fingerprints, Heartbeats, Settings, Switch, Unsampled
 from kvtrail.connector.tracing import block_checks
 from kvtrail.connector.tracing.block_checks import BlockChecks
-from kvtrail.connector.tracing.cache_groups import groups_in
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.connector.tracing.nesting import Nesting
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
