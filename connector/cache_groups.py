@@ -23,7 +23,7 @@ def groups_in(kv_cache_config: Any, spread: int) -> list[CacheGroup]:
 
 
 def inner_spec(spec: Any) -> Any:
-    """The specification of a group's layers. If the layers differ in size only, that of the first one."""
+    """The specification of a group's layers; if the layers differ only in size, the specification of the first one."""
     return next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec)
 
 

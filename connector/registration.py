@@ -156,7 +156,7 @@ def _trace_under_own_names(patterns: Sequence[str]) -> None:
             try:
                 cls = traced(cls, name=cls.__name__)
             except Exception:
-                logger.exception("kvtrail: %s cannot be traced; it runs as it is", config.kv_connector)
+                logger.exception("kvtrail: %s cannot be traced and runs untraced", config.kv_connector)
         return (cls, *more) if isinstance(found, tuple) else cls
 
     setattr(KVConnectorFactory, asked, classmethod(get))

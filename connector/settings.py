@@ -146,7 +146,7 @@ class Settings:
         """Settings from the configuration, then from the environment, then the defaults.
 
         Raises:
-            ValueError: an unknown name, or a value that the setting does not take; the text says which and what is known.
+            ValueError: an unknown name, or an invalid value of a setting; the text has the name and the valid values.
         """
         known = [field.name for field in fields(cls)]
         if given is None:

@@ -69,6 +69,4 @@ def shows_changes(cls: type) -> bool:
 @cache
 def _log(found: frozenset[Lack]) -> None:
     if found:
-        logger.info(
-            "kvtrail: this vLLM does not show %s (docs/limits.md says what that means)", ", ".join(sorted(found))
-        )
+        logger.info("kvtrail: this vLLM does not show %s (docs/limits.md lists the effects)", ", ".join(sorted(found)))

@@ -53,7 +53,7 @@ class Judge:
         shares: whether computed fingerprints are reported for other engines.
         mismatched: ids of the blocks that were a mismatch at their last check.
         rechecks: mismatches that the next step's check decides.
-        to_heal: ids of the blocks that are to be computed again.
+        to_heal: ids of the blocks that vLLM must recompute.
     """
 
     def __init__(self, references: References, results: Results, *, heals: bool, shares: bool) -> None:

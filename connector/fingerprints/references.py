@@ -15,7 +15,7 @@ from kvtrail.connector.fingerprints.fingerprint import MAX_COMMON_GROUPS, OWN_BI
 from kvtrail.connector.fingerprints.result import CONTAMINATED, UNKNOWN, ZEROS, Holds, Match, Origin
 
 HASHES = 1 << 18
-"""Hashes with remembered fingerprints, about 110 bytes each; the oldest are forgotten for new ones."""
+"""Maximum number of hashes with remembered fingerprints, about 140 bytes each. The oldest are forgotten first."""
 CONTENTS = 8
 """Maximum number of fingerprints of a hash."""
 ORIGINS = 1 << 16

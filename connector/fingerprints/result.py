@@ -27,7 +27,7 @@ Holds = str | Origin
 """The content of a mismatched block: zeros, contaminated content, unknown content, or another block's content, by its
 origin."""
 Match = Holds | Literal[True] | None
-"""True for a block that holds the content computed for its hash, else the actual content; None if unknown."""
+"""True for a block that holds a content that was computed for its hash, otherwise its actual content; None if unknown."""
 
 DRIFT, ROT, EARLY = "drift", "rot", "early"
 MAX_REMEMBERED = 65_536

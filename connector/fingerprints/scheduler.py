@@ -197,7 +197,7 @@ class CheckScheduler:
                 self._drop(plan, written)
             self._last_scheduled = scheduled
         if zeroed := getattr(output, "new_block_ids_to_zero", None):
-            self._drop(plan, {*zeroed})  # vLLM fills these with zeros before anybody can read them
+            self._drop(plan, {*zeroed})  # vLLM fills these with zeros before they can be read
         self._left, self._plan, self._next = [], self._next, CheckPlan()
         plan.step = number
         return plan or None

@@ -97,7 +97,7 @@ class CheckWorker:
         if plan.states:
             self._read(plan.states, self._judge.before_step())
         if changed := (*plan.restarted, *plan.rewound, *plan.ended):
-            is_awaited = self._judge.shares and plan.ended  # another engine may have loaded what these have computed
+            is_awaited = self._judge.shares and plan.ended  # another engine may have loaded their results
             if is_awaited or self._readings.is_busy or self._judge.has_contaminated(changed):
                 self._readings.end_batches()
             self._readings.call(partial(self._on_requests_changed, plan))

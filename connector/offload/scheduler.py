@@ -1,4 +1,4 @@
-"""The scheduler's side of the OffloadConnector: which chunks are held, what a lookup matches, what workers copy.
+"""The scheduler's side of the OffloadConnector: the held chunks, the matches of lookups, and the workers' copies.
 
 Why the accounting is right: no answer is cached that could become stale. A lookup always walks the index and always subtracts
 the computed tokens that it was asked about. Nothing is evicted between the lookup of a scheduling pass and the following
@@ -34,7 +34,7 @@ MAX_PENDING = 65_536
 
 class ChunkIndex:
     """Chunk keys -> slots of host memory, numbered from 0, least recently used first. A chunk comes before every chunk of its
-    prefix, so what is evicted is never part of a longer prefix that is held."""
+    prefix, so an evicted chunk is never part of a longer held prefix."""
 
     def __init__(self, slots: int) -> None:
         self._slot: OrderedDict[bytes, int] = OrderedDict()
@@ -152,7 +152,7 @@ class OffloadScheduler:
         """Length of the stored prefix that the last lookup found."""
 
     def new_tokens(self, request: Any, computed: int) -> int:
-        """The number of tokens beyond `computed` that can be loaded. The lookup does not change what is stored."""
+        """The number of tokens beyond `computed` that can be loaded. The lookup does not change the store."""
         tracked = self._track(request)
         tracked.matched = self._longest_hit(request)
         tracked.computed = computed

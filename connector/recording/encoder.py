@@ -169,7 +169,7 @@ def _shared_fields(of_root: bytes, identity: Identity) -> tuple[bytes, bytes, by
 
 @_remembered
 def in_minute(nobody: bytes, minute: int) -> bytes:
-    """16 bytes of trace id and 8 of the root's id, for a recorder's events in a minute without a request; `nobody` is the
+    """16 bytes of trace id and 8 of the root's id, for a recorder's events without a request in a minute; `nobody` is the
     root that these events name."""
     return hashlib.blake2b(nobody + minute.to_bytes(8, "big"), digest_size=24).digest()
 

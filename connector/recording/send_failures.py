@@ -10,11 +10,11 @@ from enum import Enum
 
 
 class SendFailure(Enum):
-    """A reason, and what to do."""
+    """A reason, and the remedy."""
 
     UNKNOWN = "", "Start one with `kvtrail serve`, or point OTEL_EXPORTER_OTLP_ENDPOINT at it."
     NOBODY = (
-        "nobody listens there",
+        "no service listens there",
         "Start one with `kvtrail serve`, or point OTEL_EXPORTER_OTLP_ENDPOINT at it.",
     )
     UNRESOLVED = "no address is known for that name", "Check the name in OTEL_EXPORTER_OTLP_ENDPOINT, and the DNS."
@@ -50,7 +50,7 @@ class SendFailure(Enum):
 
     @property
     def advice(self) -> str:
-        """What to do."""
+        """The remedy."""
         return self.value[1]
 
 

@@ -334,7 +334,7 @@ class SchedulerInstrumentation(Instrumentation):
 
     @fail_open(Kind.REQUEST)
     def _record_end(self, request: Any, context: RequestContext, answer: Any, blocks: Any) -> None:
-        """Record the end of a request, with the blocks if it is to be handed on and was preempted."""
+        """Record the end of a request, with its blocks if it will be handed over and was preempted."""
         if context.ended is None:  # another child of a MultiConnector that is not traced may have recorded it
             values: tuple[Any, ...]
             delayed = False
@@ -358,7 +358,7 @@ class SchedulerInstrumentation(Instrumentation):
 
     @fail_open(Kind.HANDOFF)
     def _record_taken(self, request: Any, context: RequestContext) -> None:
-        """Record the hand-off that the request is to read from another engine, if any."""
+        """Record the hand-off that the request will read from another engine, if any."""
         values = handoffs.taken(request, self._recorder.contexts.name_of, with_blocks=self._level.detailed)
         if values is not None:
             self._record(Kind.HANDOFF, context, monotonic_ns(), values)

@@ -17,12 +17,12 @@ from kvtrail.connector.known.lmcache.contents import Contents
 from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen, StoreContents
 
 OTHER_LAYOUT = (AttributeError, TypeError)
-"""What reading raises in an LMCache with another layout."""
+"""The exceptions of reading an LMCache with another layout."""
 
 
 class PlanReader(Probe):
-    """Reads what LMCache's connectors send their workers. Plans of an unknown layout are not reported. But after plans have
-    been read once, a failure is raised."""
+    """Reads the plans that LMCache's connectors send their workers. Plans with an unknown layout are not reported. After
+    plans have been read once, a failure is raised."""
 
     def __init__(self) -> None:
         self._fits = False
@@ -59,7 +59,7 @@ class LMCacheProbe(PlanReader):
         self._seen: WeakValueDictionary[int, Any] = WeakValueDictionary()
         """The specifications of earlier lookups, by identity, for as long as LMCache holds them."""
         self._saving: tuple[Any, Sequence[Moved]] = (None, ())
-        """The metadata of the current step, and what it asks to store."""
+        """The metadata of the current step, and its stores."""
         self._contents: Contents | None = None
 
     def made(self, connector: Any) -> None:

@@ -1,6 +1,6 @@
 """LMCache in a separate process: a server in memory.
 
-The connector is LMCache's, or, with LMCACHE_USE_UPSTREAM_MP=1 in the environment, that of vLLM 0.32. Both talk to the server
+The connector is LMCache's, or the one of vLLM 0.32 with LMCACHE_USE_UPSTREAM_MP=1 in the environment. Both call the server
 through LMCache's own scheduler adapter.
 """
 
