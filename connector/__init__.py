@@ -1,6 +1,6 @@
-"""The vLLM side: an offload connector, and tracing for anybody's.
+"""The vLLM side: an offload connector, and tracing for any connector.
 
-Importing this package needs OpenTelemetry only. Classes that need vLLM are made when somebody asks for them:
+Importing this package needs OpenTelemetry only. Classes that need vLLM are created at their first use:
 
 - `OffloadConnector`: offload of KV blocks to host memory, traced.
 - `Traced<X>`: connector X as vLLM's registry knows it, traced. `TracedLMCacheConnectorV1`, for instance.

@@ -1,8 +1,7 @@
-"""Known bugs, to be injected into a connector: the four that demos show. The tests have one for each rule, and add them. For
-tests and demos only.
+"""Known bugs to inject into a connector, for tests and demos only. These four are in demos; the tests add one for each rule.
 
-In comes a connector class and the name of a fault, `Faulty:<fault>:<connector>`, so that no setting can switch one on by
-accident; out comes the class with the fault in front of it.
+The name `Faulty:<fault>:<connector>` selects the connector class with the fault in front of it. No setting can switch on a
+fault by accident.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ else:
     Connector = object  # the connector class comes next among the bases; most faults are for the OffloadConnector
 
 Answer = tuple[int | None, bool]
-"""Of a lookup: tokens beyond the computed ones, and whether they are loaded asynchronously."""
+"""The answer to a lookup: the number of tokens beyond the computed ones, and whether they are loaded asynchronously."""
 
 
 class Fault(Connector):
-    """A known bug. Without a hook overridden it does nothing.
+    """A known bug. Without an overridden hook it does nothing.
 
     Attributes:
-        answered_from_memory: whether the last lookup was answered without looking; probes read it.
+        answered_from_memory: whether the last lookup was answered from memory; probes read it.
     """
 
     def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
@@ -39,10 +38,10 @@ class Fault(Connector):
 
 
 class StaleLookup(Fault):
-    """LMCache #2158: after the first lookup of an epoch the matched length is remembered and handed out as it is.
+    """LMCache #2158: the matched length of an epoch's first lookup is remembered, and later lookups return it.
 
-    The first answer subtracts the computed tokens; the remembered one
-    does not, so that the second lookup of a request that waits after a preemption promises tokens vLLM already has.
+    The first answer subtracts the computed tokens, the remembered answer does not. So the second lookup of a request that
+    waits after a preemption promises tokens that vLLM already has.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -53,7 +52,7 @@ class StaleLookup(Fault):
         epoch, remembered = self._remembered.get(request.request_id, (-1, 0))
         self.answered_from_memory = epoch == request.num_preemptions
         if self.answered_from_memory:
-            return remembered, False  # the connector's own state is up to date all the same, as LMCache's was
+            return remembered, False  # the connector's own state is up to date, as LMCache's was
         matched, _ = probe_for(type(self)).lookup(self, request)
         if matched is None and returned is not None:
             matched = computed + returned
@@ -70,14 +69,14 @@ class OverReport(Fault):
 
 
 class UnderReport(Fault):
-    """LMCache #1969: a request that comes back after a preemption is taken for one that was served already."""
+    """LMCache #1969: a request that resumes after a preemption is treated as already served."""
 
     def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
         return (0 if request.num_preemptions else returned), is_async
 
 
 class BlocksExchanged(Fault):
-    """A load puts the first two blocks of each chunk into each other's place."""
+    """A load exchanges the first two blocks of each chunk."""
 
     def load_chunks(self, copies: Sequence[Any]) -> None:
         super().load_chunks([replace(copy, blocks=copy.blocks[1::-1] + copy.blocks[2:]) for copy in copies])
@@ -89,8 +88,8 @@ FAULTS: dict[str, type] = {
     "under-report": UnderReport,
     "blocks-exchanged": BlocksExchanged,
 }
-"""The faults under their names. Of the first three the rule of that name is the judge, and cites the incident; bytes that
-change are found by `byte-drift`."""
+"""The faults by name. A rule of the same name finds each of the first three and cites the incident; `byte-drift` finds the
+last one."""
 
 
 def inject(fault: type, cls: type) -> type:

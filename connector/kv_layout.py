@@ -1,4 +1,4 @@
-"""How the blocks of vLLM's KV caches lie in memory, and how many tokens one of its block hashes covers."""
+"""The memory layout of the blocks in vLLM's KV caches, and the number of tokens that a block hash covers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     import torch
 
 Cache: TypeAlias = "torch.Tensor | Sequence[torch.Tensor]"
-"""What a layer keeps in blocks: KV in one tensor, or the several tensors of a recurrent state."""
+"""The cache of a layer: one tensor with KV, or the several tensors of a recurrent state."""
 
 
 def tensors_of(cache: Cache) -> Sequence[torch.Tensor]:
-    """The tensors of a layer."""
-    return cache if isinstance(cache, list | tuple) else (cache,)  # type: ignore[return-value]  # else it is one tensor
+    """The tensors of a layer's cache."""
+    return cache if isinstance(cache, list | tuple) else (cache,)  # type: ignore[return-value]  # otherwise one tensor
 
 
 def views_of(caches: Mapping[str, Cache], num_blocks: int) -> Iterator[torch.Tensor]:
-    """Views of [blocks, ...], of all layers. Layers that share a tensor count once.
+    """Views of the caches of all layers, each with the shape [blocks, ...]. Layers that share a tensor count once.
 
     Raises:
-        ValueError: no dimension of a layer counts the blocks; with its name and shape.
+        ValueError: no dimension of a layer counts the blocks; the text has the layer's name and shape.
     """
     seen: set[tuple[object, ...]] = set()
     for name, cache in caches.items():
@@ -34,9 +34,9 @@ def views_of(caches: Mapping[str, Cache], num_blocks: int) -> Iterator[torch.Ten
 
 
 def blocks_first(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:
-    """Views of a layer's cache with a first dimension that counts blocks, the others in the order in which they lie in
-    memory: of [blocks, ...] one, and of [2, blocks, ...], keys and values apart, two. A block may be several of the attention
-    kernel's.
+    """Views of a tensor with blocks as the first dimension, and the other dimensions in memory order. A tensor [blocks, ...]
+    has one view; a tensor [2, blocks, ...] with separate keys and values has two. A block may consist of several blocks of
+    the attention kernel.
 
     Raises:
         ValueError: no dimension counts them.
@@ -56,7 +56,7 @@ def blocks_first(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.
 
 
 def fill_with_zeros(caches: Mapping[str, Cache], num_blocks: int, blocks: Collection[int]) -> None:
-    """Overwrite these blocks in all layers."""
+    """Overwrite these blocks with zeros in all layers."""
     import torch
 
     for view in views_of(caches, num_blocks):
@@ -69,7 +69,7 @@ def _as_it_lies(view: torch.Tensor) -> torch.Tensor:
 
 
 def hash_size(vllm_config: Any, kv_cache_config: Any) -> int:
-    """Tokens of each of vLLM's block hashes."""
+    """The number of tokens that each of vLLM's block hashes covers."""
     try:
         from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
     except ImportError:  # an older vLLM, in which all groups have one size

@@ -1,4 +1,4 @@
-"""Connector names: the class of a name, and the entry point that registers the names with vLLM."""
+"""Connector names: finds the class for a name, and registers the names with vLLM."""
 
 from __future__ import annotations
 
@@ -78,8 +78,9 @@ def _member(module: str, attribute: str) -> type:
 
 
 def found_again(name: str, recorded: str | None) -> str:
-    """The name that gives a recorded connector again: its own where vLLM knows the class by it, else the recorded
-    `module:Class`, if there is one. It imports nothing but what vLLM's registry has: the names come from a file."""
+    """The name by which a recorded connector can be created again: its own name if vLLM's registry has the same class under
+    it, otherwise the recorded `module:Class`, if any. The names come from a file, so this imports only modules of vLLM's
+    registry."""
     if ":" in name or not recorded or recorded.rpartition(":")[2] != name or recorded.startswith(("vllm.", "kvtrail.")):
         return name
     try:
@@ -90,7 +91,7 @@ def found_again(name: str, recorded: str | None) -> str:
 
 
 def configuration(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The `kv_transfer_config` of a connector, traced: of a name that the package's docstring lists, or `module:Class`."""
+    """The `kv_transfer_config` of a traced connector. `name` is one that the package's docstring lists, or `module:Class`."""
     own = ":" in name and not name.startswith((f"{TRACED}:", "Faulty:"))
     return {
         "kv_connector": f"{TRACED}:{name}" if own else name,
@@ -112,7 +113,7 @@ def untraced(name: str) -> Any:
 
 def register() -> None:
     """vLLM's `vllm.general_plugins` entry point: register the names, and trace the connectors that the environment names. It
-    may be called several times in a process. In a vLLM that is too old, the engine runs on, and nothing is traced."""
+    may be called several times in a process. With a vLLM that is too old, the engine runs and nothing is traced."""
     reason = too_old()
     if reason is not None:
         _say_untraced(reason)
@@ -133,7 +134,7 @@ def _say_untraced(reason: str) -> None:
 
 
 def trace_patterns(value: str) -> Sequence[str]:
-    """Which connectors a value of `KVTRAIL_TRACE` asks for: the globs of their names, which commas separate."""
+    """The patterns in a value of `KVTRAIL_TRACE`: comma-separated globs of connector names."""
     match value.strip().lower():
         case "" | "0" | "false" | "no" | "off":
             return ()
@@ -143,13 +144,13 @@ def trace_patterns(value: str) -> Sequence[str]:
 
 
 def _trace_under_own_names(patterns: Sequence[str]) -> None:
-    """Make vLLM's factory give the traced class for these names. What vLLM decides by a connector's name holds, since the
-    configuration keeps it; the children of a MultiConnector come from the same factory."""
+    """Make vLLM's factory return the traced class for these names. The configuration keeps the name, so vLLM's decisions by
+    name do not change. The children of a MultiConnector come from the same factory."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     from kvtrail.connector.tracing.traced import traced
 
-    # Older versions say in one answer which class it is and how many arguments it takes.
+    # In older versions one answer has the class and the number of its arguments.
     asked = "_get_connector_class_with_compat"
     asked = asked if hasattr(KVConnectorFactory, asked) else "get_connector_class"
     plain = getattr(KVConnectorFactory, asked)
@@ -164,11 +165,11 @@ def _trace_under_own_names(patterns: Sequence[str]) -> None:
             try:
                 cls = traced(cls, name=cls.__name__)
             except Exception:
-                logger.exception("kvtrail: %s cannot be traced; it runs as it is", config.kv_connector)
+                logger.exception("kvtrail: %s cannot be traced and runs untraced", config.kv_connector)
         return (cls, *more) if isinstance(found, tuple) else cls
 
     setattr(KVConnectorFactory, asked, classmethod(get))
-    # Only this: plugins are loaded in each of vLLM's processes, and before anybody knows whether a connector is configured.
+    # At level debug: plugins are loaded in each of vLLM's processes, before it is known whether a connector is configured.
     logger.debug("kvtrail: %s=%s: traces what --kv-transfer-config names", TRACE, ",".join(patterns))
 
 

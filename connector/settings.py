@@ -1,6 +1,6 @@
-"""What a user can set on a traced connector: `kv_connector_extra_config["kvtrail"]`, or `KVTRAIL_<NAME>` in the environment.
+"""The settings of a traced connector: `kv_connector_extra_config["kvtrail"]`, or `KVTRAIL_<NAME>` in the environment.
 
-Where the spans go is set by OpenTelemetry's own variables: `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_PROTOCOL`,
+OpenTelemetry's own variables set the destination of the spans: `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_PROTOCOL`,
 `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`, `OTEL_SDK_DISABLED`, `OTEL_BSP_*` and so on.
 """
 
@@ -21,7 +21,7 @@ class Guard(StrEnum):
     """What to do when a lookup's answer breaks the contract of `kvtrail.tracer.events.contract`."""
 
     OBSERVE = "observe"
-    """Record it; the scheduler gets the answer as it is."""
+    """Record it; the scheduler gets the connector's answer."""
     HEAL = "heal"
     """Record it; the scheduler gets 0 new tokens, which is always safe: vLLM computes them itself."""
     RAISE = "raise"
@@ -29,39 +29,39 @@ class Guard(StrEnum):
 
 
 class Unsampled(StrEnum):
-    """What to do with requests that OpenTelemetry's sampler leaves out."""
+    """What to do with requests that OpenTelemetry's sampler does not sample."""
 
     RECORD = "record"
-    """Record them, marked as not sampled: they store, evict and hold blocks like all others."""
+    """Record them, marked as not sampled: they store, evict and hold blocks like all other requests."""
     DROP = "drop"
-    """Leave them out. An engine as a whole cannot be judged then."""
+    """Do not record them. The engine as a whole cannot be judged then."""
 
 
 class Heartbeats(StrEnum):
     """Whether a recorder sends heartbeats."""
 
     AUTO = "auto"
-    """To a receiver that says that it is kvtrail's; no other has a use for spans of no length. The end record is for all: the
-    sidecar may be behind another receiver."""
+    """Only to a receiver that identifies itself as kvtrail, since other receivers do not use them. The end record is sent to
+    any receiver: the sidecar may be behind it."""
     SPANS = "spans"
-    """To any receiver: the sidecar is behind it."""
+    """To any receiver, since the sidecar is behind it."""
     OFF = "off"
-    """To none, and no end record either."""
+    """Never, and no end record either."""
 
 
 class FingerprintStore(StrEnum):
-    """Who writes to the connector's store, besides this engine."""
+    """The writers to the connector's store besides this engine."""
 
     AUTO = "auto"
-    """Nobody, unless the configuration says otherwise: another role than `kv_both`, or a place outside of the engine."""
+    """None, unless the configuration has a role other than `kv_both`, or a location outside of the engine."""
     OWN = "own"
-    """Nobody: a block that holds anything but what this engine computed under its hash is wrong."""
+    """None: a block is wrong if it does not hold what this engine computed for its hash."""
     SHARED = "shared"
-    """Others, or an earlier engine: a block is wrong only if what it holds instead is known."""
+    """Other engines, or an earlier one: a block is wrong only if the origin of its content is known."""
 
 
 class Fingerprints(StrEnum):
-    """How many bytes of each KV block are compared with what was computed under its hash."""
+    """How many bytes of each KV block are compared with the bytes that were computed for its hash."""
 
     OFF = "off"
     SOME = "some"
@@ -77,9 +77,9 @@ class Switch(StrEnum):
 
 
 QUEUE_MIB = 64
-"""MiB of events that wait in an engine's process, by default."""
+"""The default for the MiB of events that wait in an engine's process."""
 FINGERPRINTS = {Level.BASIC: Fingerprints.OFF, Level.DETAILED: Fingerprints.SOME}
-"""By level, where nothing is said."""
+"""The default by level."""
 
 
 CHOICES: Mapping[str, type[StrEnum]] = {
@@ -91,7 +91,7 @@ CHOICES: Mapping[str, type[StrEnum]] = {
     "fingerprints": Fingerprints,
     "fingerprint_store": FingerprintStore,
 }
-"""The values of the settings that are one of a few words."""
+"""The settings with a fixed set of values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +109,13 @@ class Settings:
             runs. A request keeps the level at which its blocks were allocated.
         unsampled: Whether requests that OpenTelemetry's sampler does not sample are recorded. The first connector of an
             engine decides for its process.
-        heartbeats: Whether heartbeats are sent: to a receiver that says that it is kvtrail's (`auto`), to any (`spans`), or
-            to none. The first connector of an engine decides for its process.
-        block_hashes: Whether block hashes are recorded at level `detailed`, as the last 8 bytes of vLLM's: those of requests,
-            each sent once, and again after ten minutes or a loss; and stores and evictions of vLLM's own prefix cache, and of
-            LMCache's local CPU backend, in order with lookups (`kv.cache`), which needs no KV events from vLLM. Without block
-            hashes, causes of misses and the benefit of more memory are unknown, and a replay guesses which prompts share
-            prefixes.
+        heartbeats: Whether heartbeats are sent: to a receiver that identifies itself as kvtrail (`auto`), to any receiver
+            (`spans`), or to none. The first connector of an engine decides for its process.
+        block_hashes: Whether block hashes are recorded at level `detailed`, as the last 8 bytes of vLLM's hashes. A request's
+            hash is sent once, and again after ten minutes or a loss. Stores and evictions of vLLM's own prefix cache and
+            of LMCache's local CPU backend are recorded in order with lookups (`kv.cache`); this needs no KV events from vLLM.
+            Without block hashes, causes of misses and the benefit of more memory are unknown, and a replay guesses which
+            prompts share prefixes.
         fingerprints: How many bytes of each KV block are checked: 16 words of 8 bytes (`some`), or all. The default is `some`
             at level `detailed`, and `off` at `basic`.
         fingerprint_store: Who writes to the connector's store: only this engine (`own`), or others or an earlier engine as
@@ -146,7 +146,7 @@ class Settings:
         """Settings from the configuration, then from the environment, then the defaults.
 
         Raises:
-            ValueError: an unknown name, or a value that the setting does not take; the text says which and what is known.
+            ValueError: an unknown name, or an invalid value of a setting; the text has the name and the valid values.
         """
         known = [field.name for field in fields(cls)]
         if given is None:
@@ -186,12 +186,11 @@ def _mebibytes(value: Any) -> int:
 
 
 class LevelSwitch:
-    """The level of a process, which can be changed while the engine runs.
+    """The recording level of a process, which can change while the engine runs.
 
     Attributes:
         detailed: whether requests are recorded in detail from their next epoch on.
-        any_detailed: whether any request may be recorded in detail: now, or since an epoch that began when the level was
-            higher.
+        any_detailed: whether any request may be recorded in detail: the level is `detailed`, or was when an epoch began.
     """
 
     def __init__(self) -> None:
@@ -204,7 +203,7 @@ class LevelSwitch:
         self._change(level)
 
     def read(self) -> None:
-        """Read the file again. One that is absent, or holds no level, changes nothing."""
+        """Read the file again. A file that is absent, or holds no level, changes nothing."""
         if self._file is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._change(Level(self._file.read_text().strip()))

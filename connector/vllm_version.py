@@ -1,6 +1,6 @@
-"""Which vLLM runs here: whether its connectors can be traced, and what it does not show of them.
+"""The installed vLLM: whether its connectors can be traced, and which facts it does not show.
 
-What a version does not support is looked for in its classes. Only whether it is too old is decided by its number.
+Missing features are detected in vLLM's classes. The version number only decides whether vLLM is too old.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from kvtrail.tracer.events.unsupported import Lack
 logger = logging.getLogger("vllm.kvtrail")
 
 _CACHE_MAP = {"insert": ["key", "block"], "pop": ["key", "block_id"], "get_one_block": ["key"]}
-"""The methods of the map in vLLM's prefix cache through which all changes go, with their arguments."""
+"""The methods that make all changes of the map in vLLM's prefix cache, with their arguments."""
 OLDEST = (0, 20)
 """The oldest vLLM that is traced."""
 
 
 @cache
 def too_old() -> str | None:
-    """Why nothing can be traced here, as a clause; None if this vLLM is new enough. So is a build with a number that says
-    nothing: that of a checkout without tags."""
+    """Why nothing can be traced here, as a clause; None if this vLLM is new enough. A build without a usable number, from a
+    checkout without tags, counts as new enough."""
     import vllm
 
     try:
@@ -39,7 +39,7 @@ def too_old() -> str | None:
 
 
 def unsupported(probe: Probe) -> frozenset[Lack]:
-    """What this vLLM does not show of a connector with this probe."""
+    """The facts that this vLLM does not show for a connector with this probe."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
     from vllm.v1.core import block_pool
     from vllm.v1.request import Request
@@ -58,7 +58,7 @@ def unsupported(probe: Probe) -> frozenset[Lack]:
 
 
 def shows_changes(cls: type) -> bool:
-    """Whether a class of maps, as vLLM's prefix cache has one, has the form in which its changes can be followed."""
+    """Whether the changes of a class of maps, such as that of vLLM's prefix cache, can be followed: its methods are known."""
     try:
         forms = {name: list(inspect.signature(getattr(cls, name)).parameters)[1:] for name in _CACHE_MAP}
     except (AttributeError, TypeError, ValueError):
@@ -69,6 +69,4 @@ def shows_changes(cls: type) -> bool:
 @cache
 def _log(found: frozenset[Lack]) -> None:
     if found:
-        logger.info(
-            "kvtrail: this vLLM does not show %s (docs/limits.md says what that means)", ", ".join(sorted(found))
-        )
+        logger.info("kvtrail: this vLLM does not show %s (docs/limits.md lists the effects)", ", ".join(sorted(found)))

@@ -18,6 +18,7 @@ from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.run import drive
 from kvtrail.connector.simulate.scenario import Scenario
+from kvtrail.tracer.events.cache_groups import FULL
 from kvtrail.tracer.events.events import Alloc, Event, Lookup
 from kvtrail.tracer.events.semconv import Level
 from kvtrail.tracer.ledger.facts import Breakdown
@@ -201,7 +202,7 @@ class OffloadView(StoreView):
         super().__init__(connector, chunk_size, from_start=True)
         self._managers, self._scheduler = managers, connector._scheduler
         self._groups = self._scheduler._config.groups
-        self.ends_early = any(group.span for group in self._groups)
+        self.ends_early = any(group.cache.kind != FULL for group in self._groups)
 
     def held(self) -> Sequence[set[bytes]]:
         """By the hash of their chunk, and how far before its end they begin."""
@@ -221,7 +222,7 @@ class OffloadView(StoreView):
         return held
 
     def is_dense(self, group: int) -> bool:
-        return not self._groups[group].span
+        return bool(self._groups[group].cache.kind == FULL)
 
     def needs(self, hashes: Sequence[Any], size: int, first: int) -> Needs:
         if len(self._groups) == 1:

@@ -68,7 +68,8 @@ class Engine:
         self._restore(deepcopy(self._known))
 
     def _restore(self, references: References) -> None:
-        self.checks._judge._references, self.checks._judge.heals = references, False
+        self.checks._judge._references = self.checks._references = references
+        self.checks._judge.heals = False
         self.results.clear()
 
     def counted(self) -> Counter[str]:

@@ -96,6 +96,3 @@ def installed(engines: TransferEngines) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.accelerator, "current_device_index", return_value=0))
         stack.enter_context(mock.patch.object(platform, "set_device", create=True))
         yield
-
-
-STAND_IN = installed

@@ -40,7 +40,7 @@ class AllBytes:
     def __init__(self, caches: Mapping[str, Cache], num_blocks: int) -> None:
         """
         Raises:
-            ValueError: no dimension of a layer counts the blocks; with its name and shape.
+            ValueError: no dimension of a layer counts the blocks; the text has the layer's name and shape.
         """
         parts = [_Part(view) for view in views_of(caches, num_blocks)]
         self._device = parts[0].device

@@ -30,7 +30,7 @@ COMMON = GROUPS * EACH
 POOL = 4096
 """Number of offsets from which a hash selects."""
 MAX_STORAGES = 8
-"""Pieces of memory that are read, where each layer has one of its own."""
+"""Maximum number of storages that are read, if each layer has its own."""
 _MIX, _SHIFT, _SPREAD = np.uint64(MIX), np.uint64(SHIFT), np.uint64(0x9E3779B97F4A7C15)
 _GROUP_SHIFTS = np.arange(0, 8 * GROUPS, 8, dtype=np.uint64)
 _DRAWN_SHIFTS = np.arange(64 - 12, 64 - 12 * (DRAWN + 1), -12).astype(np.uint64)
@@ -38,9 +38,15 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _View(NamedTuple):
-    """A part of a layer's cache, its sizes and strides in bytes: the number of its piece of memory, where it begins there, a
-    block's stride, and the other dimensions, as (size, stride, whether it counts tokens). The last one lies in one piece.
-    `heads` is the stride of the one that counts heads; 0 if there is none, None if it is not known which."""
+    """A part of a layer's cache, with sizes and strides in bytes.
+
+    Attributes:
+        storage: the number of its storage.
+        begin: its offset in the storage.
+        stride: the stride of a block.
+        inner: the other dimensions, as (size, stride, whether it counts tokens). The last one is contiguous.
+        heads: the stride of the dimension that counts heads; 0 if there is none, None if it is unknown.
+    """
 
     storage: int
     begin: int
@@ -54,7 +60,8 @@ class BlockFingerprints:
 
     Attributes:
         layout: a digest of the memory layout of a block: with equal layouts, equal bytes have equal fingerprints.
-        sees_partial: whether a block can be judged that is loaded except for its last token: the layout shows its position.
+        sees_partial: whether a block that is loaded except for its last token can be judged: the layout shows the token's
+            position.
         of_first_head: whether the shared offsets are in the rank's first head.
     """
 
@@ -74,7 +81,7 @@ class BlockFingerprints:
             all_bytes: whether the lower bits depend on all bytes.
 
         Raises:
-            ValueError: no dimension of a layer counts the blocks; with its name and shape.
+            ValueError: no dimension of a layer counts the blocks; the text has the layer's name and shape.
         """
         self._all = AllBytes(caches, num_blocks) if all_bytes else None
         tensors = [tensor for cache in caches.values() for tensor in tensors_of(cache)]
@@ -112,7 +119,7 @@ class BlockFingerprints:
         self._weights = np.array([rng.getrandbits(64) | 1 for _ in range(COMMON + DRAWN)], dtype=np.uint64)
 
     def read(self, blocks: Sequence[int], hashes: Sequence[int]) -> Reading:
-        """These blocks on their way to the host; `hashes` are the last 64 bits of theirs."""
+        """Start to read these blocks; `hashes` are the last 64 bits of their hashes."""
         places = np.empty((len(blocks), COMMON + DRAWN), dtype=np.int64)
         places[:, :COMMON] = np.arange(COMMON)
         drawn = (np.array(hashes, dtype=np.uint64) * _SPREAD)[:, None] >> _DRAWN_SHIFTS
@@ -146,16 +153,16 @@ class BlockFingerprints:
         return torch.take(self._flat[storage], places.to(self._device, non_blocking=True))
 
     def side_stream(self) -> Any:
-        """A context in which no call waits for queued work; None on a CPU, where no work is queued."""
+        """A context in which calls do not wait for queued work; None on a CPU, where no work is queued."""
         return torch.cuda.stream(torch.cuda.Stream(self._device)) if self._device.type == "cuda" else None
 
 
 class Reading:
-    """Words of blocks on their way to the host, behind the work that is queued; arrays are there at once. After them may come
-    the sums of all bytes."""
+    """Words of blocks that are being copied to the host, after the queued work; on a CPU they are available at once. The sums
+    of all bytes may follow them."""
 
     def __init__(self, shape: tuple[int, ...], places: Sequence[Any], parts: Sequence[torch.Tensor | Array]) -> None:
-        """`places` are those of each part's words among all."""
+        """`places` are the positions of each part's words among all words."""
         self._shape, self._places, self._parts = shape, places, parts
         self._copied: torch.cuda.Event | None = None
         if any(isinstance(part, torch.Tensor) and part.is_cuda for part in parts):
@@ -164,17 +171,17 @@ class Reading:
             self._copied.record()
 
     def is_ready(self) -> bool:
-        """Whether they are available without a wait."""
+        """Whether the words are available without a wait."""
         return self._copied is None or self._copied.query()
 
     def arrays(self) -> list[Array]:
-        """All of them, in order."""
+        """All parts, in order."""
         if self._copied is not None:
             self._copied.synchronize()
         return [part if isinstance(part, np.ndarray) else part.cpu().numpy() for part in self._parts]
 
     def words(self) -> Array:
-        """Of each block, uint64."""
+        """The words: uint64, [blocks, words]."""
         words = np.empty(self._shape, dtype=np.uint64)
         flat = words.reshape(-1)
         for place, part in zip(self._places, self.arrays(), strict=False):
@@ -194,8 +201,8 @@ def _mixed(numbers: Array) -> Array:
 
 
 def _view(view: torch.Tensor, storage: int, block_size: int, heads: int) -> _View:
-    """`view` is [blocks, ...], in the order in which it lies in memory. Where the attention kernel's blocks are smaller, a
-    block is several of them, and the last token of each is left out."""
+    """`view` is [blocks, ...], in memory order. If the attention kernel's blocks are smaller, a block consists of several of
+    them, and the last token of each is left out."""
     size = view.element_size()
     counts = {block_size, *(block_size // n for n in view.shape[1:] if n > 1 and block_size % n == 0)}
     tokens = max((count for count in view.shape[1:] if count in counts), default=0)
@@ -212,20 +219,20 @@ def _view(view: torch.Tensor, storage: int, block_size: int, heads: int) -> _Vie
 
 
 def _fits(view: _View, word: int) -> bool:
-    """Whether it is aligned to words of `word` bytes."""
+    """Whether the view is aligned to words of `word` bytes."""
     *outer, (length, _, _) = view.inner
     return not any(each % word for each in (view.begin, view.stride, length, *(stride for _, stride, _ in outer)))
 
 
 def _common(layers: Sequence[Sequence[_View]], word: int, *, of_first_head: bool) -> Iterator[tuple[int, int, int]]:
-    """Places that all blocks have in common: each in another part of a block's tokens, the first in the first layer, the last
-    in the last one, keys and values in turn where they lie apart."""
+    """The offsets that all blocks share: each in another part of a block's tokens, from the first layer to the last, in keys
+    and values alternately if these are separate."""
     rng = random.Random("common")
     tokens = rng.sample(range(COMMON), COMMON)
     for n in range(COMMON):
         layer = layers[n * (len(layers) - 1) // (COMMON - 1)]
         view = layer[n % len(layer)]
-        if of_first_head:  # the number of heads is not to change what is drawn
+        if of_first_head:  # the drawn offsets must not depend on the number of heads
             *outer, last = view.inner
             view = view._replace(inner=(*(each for each in outer if each[0] > 1 and each[1] != view.heads), last))
         yield _place(view, word, rng, (tokens[n] + rng.random()) / COMMON)
@@ -238,8 +245,8 @@ def _drawn(views: Sequence[_View], word: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _place(view: _View, word: int, rng: random.Random, token: float) -> tuple[int, int, int]:
-    """A word: the number of its piece of memory, where it is in block 0, and a block's stride, in words. `token` is how far
-    into the block's tokens it is."""
+    """A word: the number of its storage, its offset in block 0, and a block's stride, in words. `token` is its relative
+    position among the block's tokens, from 0 to 1."""
     at = view.begin
     *outer, (length, _, is_token) = view.inner
     for size, stride, counts_tokens in outer:

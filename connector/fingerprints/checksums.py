@@ -1,8 +1,8 @@
-"""Checksums of KV blocks that one engine hands over to another: they travel with the hand-off, in its `kv_transfer_params`.
+"""Checksums of KV blocks that one engine hands over to another, in the `kv_transfer_params` of the hand-off.
 
 The prefill engine adds them to the parameters that it returns for the router. The decode engine removes them before its
-connector sees them, and compares the loaded blocks: a read of blocks that belong to another request by then succeeds, so that
-no other check notices it in time.
+connector sees them, and compares the loaded blocks with them. If the blocks belong to another request by then, the read still
+succeeds, and no other check notices that in time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 KEY = "kvtrail"
 """Their key in `kv_transfer_params`."""
 MAX_CHECKSUMS = 1024
-"""Maximum number of checksums. With more blocks, every second, third or fourth has one: they take less than 3 KB for any
-prompt."""
+"""Maximum number of checksums, which take less than 3 KB. If there are more blocks, only every second, third or fourth block
+has a checksum."""
 _ON_WIRE = np.dtype(">u2")
 
 
@@ -36,7 +36,7 @@ class HandedOver(NamedTuple):
         prompt: a digest of the ids of the first of them, or "".
         of_prompt: number of tokens in the digest.
         layout: the memory layout of a block in this engine, or "".
-        checksums: 16 bits of a block, by its number in the request.
+        checksums: 16 bits for each block, by the block's number in the request.
     """
 
     tokens: int
@@ -46,7 +46,7 @@ class HandedOver(NamedTuple):
     checksums: Mapping[int, int]
 
     def as_dict(self) -> dict[str, Any]:
-        """As it travels: JSON-ready. Of blocks that have a checksum, `every` is the distance from one to the next."""
+        """The form in `kv_transfer_params`, ready for JSON. `every` is the distance between two blocks with a checksum."""
         last, first = max(self.checksums, default=0), min(self.checksums, default=0)
         every = (last - first) // (len(self.checksums) - 1) if len(self.checksums) > 1 else 1
         packed = b64encode(np.array([*self.checksums.values()], dtype=_ON_WIRE).tobytes()).decode()
@@ -57,10 +57,10 @@ class HandedOver(NamedTuple):
 
     @classmethod
     def of_dict(cls, given: Any) -> HandedOver:
-        """What `as_dict` gave.
+        """The description from the result of `as_dict`.
 
         Raises:
-            Exception: of what is anything else.
+            Exception: `given` has another form.
         """
         checksums = np.frombuffer(b64decode(given["checksums"], validate=True), dtype=_ON_WIRE)[-MAX_CHECKSUMS:]
         last, every = int(given["last"]), max(1, int(given["every"]))
@@ -91,17 +91,8 @@ class BlockChecksums:
         return tuple((each ^ (each >> 48)) * MIX >> 48 & 0xFFFF for each in reported)
 
 
-_by_engine: WeakValueDictionary[str, BlockChecksums] = WeakValueDictionary()
-
-
-def enter(engine_id: str, checksums: BlockChecksums) -> None:
-    """Make the checksums of the engine's only worker readable in this process."""
-    _by_engine[engine_id] = checksums
-
-
-def of_engine(engine_id: str) -> BlockChecksums | None:
-    """The checksums of this engine's only worker; None if it does not run in this process."""
-    return _by_engine.get(engine_id)
+BY_ENGINE: WeakValueDictionary[str, BlockChecksums] = WeakValueDictionary()
+"""The checksums of each engine with a single worker that runs in this process."""
 
 
 def chosen(blocks: int) -> range:

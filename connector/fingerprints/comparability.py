@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 ELSEWHERE = ("remote", "url", "host", "addr", "server", "path", "disk", "p2p", "nixl", "config_file")
-"""Words in the names of settings for a location outside of the engine."""
+"""Words in the names of settings that name a location outside of the engine."""
 OF_CODE = "kv_connector_module_path"
-"""A setting that names a module, of a MultiConnector's child."""
+"""A setting of a MultiConnector's child that names a module."""
 ELSEWHERE_IN_ENVIRONMENT = "LMCACHE_"
 
 
 def is_own(transfer: Any, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether there is no sign in this `KVTransferConfig` that others write to the connector's store, or that it outlives the
-    engine."""
+    """Whether nothing in this `KVTransferConfig` or the environment shows that others write to the connector's store, or that
+    the store outlives the engine."""
     if transfer.kv_role != "kv_both":
         return False
     variables = {name: value for name, value in environ.items() if name.startswith(ELSEWHERE_IN_ENVIRONMENT)}
@@ -30,7 +30,8 @@ def is_own(transfer: Any, environ: Mapping[str, str] = os.environ) -> bool:
 
 def identity_of(vllm_config: Any, kv_cache_config: Any, *, of_heads: bool = False) -> str:
     """A digest of the properties besides the tokens on which KV and its hashes depend: 8 hexadecimal digits for the model,
-    and 8 for all properties. The KV `of_heads` does not depend on the tensor-parallel size, but a rank's blocks do."""
+    and 8 for all properties. `of_heads`: leave out the tensor-parallel size, on which a rank's blocks depend, but not the KV
+    of a head."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     layers = [(type(group.kv_cache_spec).__name__, *group.layer_names) for group in kv_cache_config.kv_cache_groups]
     algorithm = str(getattr(cache, "prefix_caching_hash_algo", ""))
@@ -54,7 +55,7 @@ def _digest(values: tuple[Any, ...]) -> str:
 
 
 def _seed_of(algorithm: str, vllm_config: Any) -> str:
-    """Of the hashes: another one for each engine, unless this vLLM has one for all."""
+    """The seed of block hashes: a different one for each engine, unless this vLLM has the same seed for all."""
     from vllm.v1.core import kv_cache_utils
 
     same: str | None = getattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED", None)
@@ -62,7 +63,7 @@ def _seed_of(algorithm: str, vllm_config: Any) -> str:
 
 
 def _settings(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings in a mapping, and in those within it."""
+    """The settings in a mapping and in nested mappings."""
     for name, value in given.items():
         if isinstance(value, Mapping):
             yield from _settings(value)

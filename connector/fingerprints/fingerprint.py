@@ -15,9 +15,9 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 GROUPS = 6
 OWN_BITS = 64
-"""The lower bits."""
+"""Number of lower bits."""
 UNREPORTED_BITS = 48
-"""The lower bits that are not reported."""
+"""Number of lower bits that are not reported."""
 MAX_COMMON_GROUPS = 2
 """Maximum number of groups that two contents may share by accident."""
 ROW = Struct(">QQI")
@@ -26,5 +26,5 @@ MIX, SHIFT = 0x2545F4914F6CDD1D, 29
 
 
 def equal_groups(one: int, other: int) -> int:
-    """The groups in which two fingerprints are equal."""
+    """The number of groups in which two fingerprints are equal."""
     return sum((one ^ other) >> OWN_BITS >> 8 * n & 0xFF == 0 for n in range(GROUPS))

@@ -19,7 +19,7 @@ BlockKey = tuple[int, int]
 
 
 class ReadBlock(NamedTuple):
-    """One block of a check, and its fingerprint."""
+    """One block of a check, with its fingerprint as `content`."""
 
     number: int
     block: int
@@ -30,15 +30,15 @@ class ReadBlock(NamedTuple):
 JudgeOne = Callable[[Check, Sequence[int], CheckResult], None]
 """Judges one check, with the fingerprints of its blocks, into this result."""
 LastCheck = tuple[int, int, bool, str]
-"""A block at its last check: its hash, its fingerprint, whether that was right, and the request that had filled it. A plain
-tuple, since a step makes hundreds."""
+"""A block at its last check: its hash, its fingerprint, whether the fingerprint was right, and the request that had filled
+the block. A plain tuple, since a step creates hundreds."""
 _UNCHECKED = -1
-"""No fingerprint."""
+"""In place of a fingerprint: the block was not checked before."""
 
 
 class Recheck(NamedTuple):
-    """Mismatches of a load, which the next step's check decides. If all of them were just early, a request that
-    `may_be_clean` has met no mismatch: no forward pass had read them."""
+    """Mismatches of a load, which the next step's check decides. If all of them were read too early, and `may_be_clean` is
+    set, the request has met no mismatch: no forward pass had read the blocks."""
 
     check: Check
     mismatches: list[tuple[ReadBlock, Holds]]
@@ -53,6 +53,7 @@ class Judge:
         shares: whether computed fingerprints are reported for other engines.
         mismatched: ids of the blocks that were a mismatch at their last check.
         rechecks: mismatches that the next step's check decides.
+        to_heal: ids of the blocks that vLLM must recompute.
     """
 
     def __init__(self, references: References, results: Results, *, heals: bool, shares: bool) -> None:
@@ -63,13 +64,13 @@ class Judge:
         self._contaminated: set[str] = set()
         """Requests that have met a mismatch."""
         self._last: defaultdict[int, dict[int, LastCheck]] = defaultdict(dict)
-        """By KV cache group, and by block."""
-        self._to_heal: set[int] = set()
+        """Last checks, by KV cache group and block."""
+        self.to_heal: set[int] = set()
         self._recomputed: dict[BlockKey, str] = {}
-        """Blocks that vLLM recomputes, with the request."""
+        """The blocks that vLLM recomputes, with the request."""
         self._partial: dict[str, dict[BlockKey, Match]] = {}
-        """Blocks that are loaded but for their last token, by request, and by group and number: what they were before that
-        was computed."""
+        """Results of checks before the last token was computed, for blocks that were loaded except for that token: by
+        request, and by group and number."""
 
     def judge_all(self, judge: JudgeOne, checks: Sequence[Check], contents: Sequence[int]) -> None:
         """Judge checks one by one; `contents` are the fingerprints of all of their blocks, in order."""
@@ -78,10 +79,11 @@ class Judge:
             begin, end = end, end + len(check.blocks)
             judge(check, contents[begin:end], CheckResult.of(check))
 
-    # Before a step: blocks that were computed, taken over or held.
+    # Checks before a step: blocks that were computed, taken over or held.
 
     def before_step(self) -> JudgeOne:
-        """Judges the checks before one step, and remembers meanwhile which requests met a mismatch just now."""
+        """A function that judges the checks before one step. Its calls share the set of requests that met a mismatch in this
+        step."""
         return partial(self._judge_before, set())
 
     def _judge_before(self, doubted: set[str], check: Check, contents: Sequence[int], result: CheckResult) -> None:
@@ -89,8 +91,8 @@ class Judge:
         judge(doubted, check, contents, result)
 
     def _judge_computed(self, doubted: set[str], check: Check, contents: Sequence[int], result: CheckResult) -> None:
-        """The blocks that a request computed are right if it had met no mismatch, and in doubt if one was found just now. A
-        step computes hundreds of blocks: `zip` goes through them without the interpreter."""
+        """Judge computed blocks: they are right if the request had met no mismatch, and in doubt if it met one in this step.
+        A step computes hundreds of blocks: `zip` processes them without the interpreter."""
         group, source, blocks = check.group, check.recorded_id, check.blocks
         result.blocks += len(blocks)
         if self._recomputed:
@@ -110,7 +112,7 @@ class Judge:
                 if is_clear:
                     self._references.add_contaminated(group, hash_, content)
                 else:
-                    self._references.mark_incomplete(group, hash_)
+                    self._references.mark_incomplete(group, [hash_])
                     result.unknown += 1
         self._references.add(group, right, source)
         if self.shares:
@@ -118,7 +120,7 @@ class Judge:
         self._results.add(result)
 
     def _is_as_computed(self, check: Check, block: ReadBlock) -> bool:
-        """Of a block of which a request has computed only the last token: whether all of it is right."""
+        """Whether a block is right that was loaded, except for its last token, which the request has computed."""
         before = self._partial.get(check.request_id, {}).pop((check.group, block.number), None)
         if before is True or self._match(check, block) is True:
             return True
@@ -130,7 +132,7 @@ class Judge:
         return False
 
     def _judge_kept(self, doubted: set[str], check: Check, contents: Sequence[int], result: CheckResult) -> None:
-        """Of blocks that a request has taken over, or holds."""
+        """Judge blocks that a request has taken over, or holds."""
         for block in _read_blocks(check, contents):
             if (check.group, block.block) in self._recomputed:
                 continue
@@ -141,7 +143,7 @@ class Judge:
                 last = block.hash, _UNCHECKED, False, check.recorded_id
             _, before, was_right, source = last
             if block.content == before and (was_right or source == check.recorded_id):
-                continue  # judged before, whatever is forgotten meanwhile
+                continue  # judged before; the references may have forgotten the hash since
             was_right = was_right and self._references.is_complete(check.group, block.hash)
             self._remember(check.group, block, match, source)
             if match is None and not was_right:
@@ -164,7 +166,8 @@ class Judge:
     def judge_loaded(
         self, reported: Collection[int], read: bool, check: Check, contents: Sequence[int], result: CheckResult
     ) -> None:
-        """Of a load, but for the blocks that the connector `reported` as failed; a forward pass may have `read` them."""
+        """Judge a load, without the blocks that the connector `reported` as failed. `read`: a forward pass may have read the
+        blocks."""
         blocks = [each for each in _read_blocks(check, contents) if each.block not in reported]
         result.blocks += len(blocks)
         is_recomputed = False
@@ -180,7 +183,7 @@ class Judge:
             if match is None:
                 result.unknown += 1
                 if not (read and block.number == check.partial):
-                    self._references.mark_incomplete(check.group, block.hash)
+                    self._references.mark_incomplete(check.group, [block.hash])
                     result.fingerprints += self._row(check, block)
             elif match is not True:
                 self._contaminated.add(check.request_id)
@@ -198,13 +201,13 @@ class Judge:
         self._results.add(result, at_once=True)
 
     def _note_precision(self, check: Check, blocks: Sequence[ReadBlock]) -> None:
-        """Whether a load copied exactly the computed content."""
+        """Note whether a load copied exactly the computed content."""
         references = self._references
         if not references.is_exact:
             references.is_exact = any(references.contains(check.group, each.hash, each.content) for each in blocks)
 
     def judge_handed_over(self, check: Check, wrong: Check) -> None:
-        """Of the blocks of a load of what another engine has handed over, these do not hold what it had."""
+        """Report a load of KV that another engine handed over: the blocks of `wrong` differ from that engine's."""
         result = CheckResult.of(check)
         result.blocks, result.healed = len(check.blocks), self.heals
         if not self.heals:
@@ -216,8 +219,7 @@ class Judge:
         self._results.add(result, at_once=True)
 
     def judge_again(self, recheck: Recheck, check: Check, contents: Sequence[int], result: CheckResult) -> None:
-        """Of mismatches of a load. They were there when it counted as ended: those were early that have changed, and are none
-        now."""
+        """Judge mismatches of a load again. Blocks that have changed since, and are right now, were read too early."""
         result.blocks += len(contents)
         are_early = []
         for block, (before, holds) in zip(_read_blocks(check, contents), recheck.mismatches, strict=True):
@@ -245,7 +247,7 @@ class Judge:
     ) -> None:
         self._contaminated.add(check.request_id)
         if self.heals and kind is not EARLY:
-            self._to_heal.add(block.block)
+            self.to_heal.add(block.block)
             self._recomputed[check.group, block.block] = check.request_id
             result.healed = True
         token = self._references.first_token(check.group, block.number)
@@ -264,38 +266,19 @@ class Judge:
         return not self._contaminated.isdisjoint(request_ids)
 
     def mark_recomputed(self, group: int, block: int, request_id: str) -> None:
-        """Note that vLLM recomputes this block."""
+        """Note that vLLM recomputes this block for this request."""
         self._recomputed[group, block] = request_id
 
-    @property
-    def has_to_heal(self) -> bool:
-        """Whether there are blocks to heal."""
-        return bool(self._to_heal)
-
-    def take_to_heal(self) -> set[int]:
-        """The blocks to be healed, once."""
-        healed, self._to_heal = self._to_heal, set()
-        return healed
-
-    def miss(self, check: Check) -> None:
-        """Blocks were computed under these hashes that nobody has looked at."""
-        for hash_ in check.hashes:
-            self._references.mark_incomplete(check.group, hash_)
-
     def on_rewind(self, request_ids: Iterable[str]) -> None:
-        """These requests compute failed loads again."""
+        """Note that these requests recompute failed loads."""
         self._contaminated.difference_update(request_ids)
 
     def on_restart(self, request_id: str) -> None:
-        """A request has other blocks, or none."""
+        """Note that a request has other blocks now, or none."""
         self._contaminated.discard(request_id)
         self._partial.pop(request_id, None)
         if request_id in self._recomputed.values():
             self._recomputed = {block: of for block, of in self._recomputed.items() if of != request_id}
-
-    def clear(self) -> None:
-        """Other weights compute other contents."""
-        self._references.clear()
 
 
 def _read_blocks(check: Check, contents: Sequence[int]) -> list[ReadBlock]:

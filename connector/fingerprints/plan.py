@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import NamedTuple
 
+from kvtrail.tracer.events.cache_groups import ALL, FULL, CacheGroup
 from kvtrail.tracer.events.ids import bounded
 
 COMPUTED, LOADED, ADMITTED, HELD = "computed", "loaded", "admitted", "held"
@@ -18,37 +19,34 @@ class Group(NamedTuple):
     Attributes:
         number: the group's number.
         block_size: number of tokens in a block.
-        window: number of tokens that a sliding window sees; 0 for other kinds.
-        chunk: number of tokens in a chunk of local attention; 0 for other kinds.
+        cache: the kind of the group, and its window.
         boundary: for recurrent states, number of tokens between states with a hash; 0 if blocks hold the KV of tokens.
-        keeps_states: whether a step leaves a state in each block that it passes, not only in its last one.
     """
 
     number: int
     block_size: int
-    window: int = 0
-    chunk: int = 0
+    cache: CacheGroup = CacheGroup()
     boundary: int = 0
-    keeps_states: bool = False
 
     @property
     def unit(self) -> int:
-        """Tokens by which the group is counted. The number of a block is that of its first token in units; that of a state is
-        the number of units that it has seen."""
+        """The number of tokens in a unit. The number of a block is its first token divided by the unit; the number of a state
+        is the number of units that it has seen."""
         return self.boundary or self.block_size
 
     @property
     def frees_blocks(self) -> bool:
         """Whether a running request frees blocks."""
-        return bool(self.window or self.chunk or self.boundary)
+        return self.cache.kind != FULL
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a step leaves a recurrent state in each block that it passes, not only in its last one."""
+        return self.cache.cache_mode == ALL
 
     def first_kept(self, computed: int) -> int:
-        """The first block that a request with `computed` tokens is sure to hold: vLLM's `get_num_skipped_tokens`."""
-        if self.window:
-            return max(0, computed - self.window + 1) // self.block_size
-        if self.chunk:
-            return computed // self.chunk * self.chunk // self.block_size
-        return 0
+        """The first block that a request with `computed` tokens certainly holds: vLLM's `get_num_skipped_tokens`."""
+        return (self.cache.first_needed(computed) or 0) // self.block_size
 
 
 class Check(NamedTuple):
@@ -68,11 +66,11 @@ class Check(NamedTuple):
 
     @property
     def recorded_id(self) -> str:
-        """The request's id as it is recorded, which is short: it is kept for as long as its blocks are known."""
+        """The request's id in recorded form, shortened since it is kept as long as the request's blocks are known."""
         return bounded(self.request_id)
 
     def only(self, chosen: Sequence[bool]) -> Check:
-        """The check of the chosen ones of its blocks."""
+        """The check of the chosen blocks only."""
         if all(chosen):
             return self
         numbers, blocks, hashes = (tuple(compress(part, chosen)) for part in (self.numbers, self.blocks, self.hashes))
@@ -84,13 +82,17 @@ class Check(NamedTuple):
 
 
 class HandedLoad(NamedTuple):
-    """A load of what another engine has handed over: the check of those of its blocks that have a checksum, these checksums,
-    the layout that they are of, and the ids of all of its blocks."""
+    """A load of KV that another engine has handed over: the check of the blocks that have a checksum, these checksums, the
+    layout that they belong to, and the ids of all blocks of the load."""
 
     check: Check
     checksums: tuple[int, ...]
     layout: str
     blocks: tuple[int, ...]
+
+    @property
+    def request_id(self) -> str:
+        return self.check.request_id
 
 
 @dataclass(slots=True)
@@ -100,12 +102,11 @@ class CheckPlan:
     Attributes:
         step: its number.
         before: the checks before the step.
-        unreadable: blocks that were computed, may have been stored, and cannot be read any more: their hashes have further,
-            unknown contents.
-        states: recurrent states that requests begin with, to be checked after these and before the step.
+        unreadable: computed blocks that may have been stored and cannot be read any more, so that their hashes have unknown
+            contents.
+        states: recurrent states with which requests begin, to be checked after these and before the step.
         loads: loads to be checked after the step.
-        async_loads: those that end between steps.
-        handed_over: those of them that have checksums of another engine.
+        async_loads: loads that end between steps. One with checksums of another engine is listed a second time, with these.
         restarted: the requests that have other blocks now.
         rewound: the requests that recompute failed loads.
         ended: the requests that have ended.
@@ -118,8 +119,7 @@ class CheckPlan:
     unreadable: list[Check] = field(default_factory=list)
     states: list[Check] = field(default_factory=list)
     loads: list[Check] = field(default_factory=list)
-    async_loads: list[Check] = field(default_factory=list)
-    handed_over: list[HandedLoad] = field(default_factory=list)
+    async_loads: list[Check | HandedLoad] = field(default_factory=list)
     restarted: list[str] = field(default_factory=list)
     rewound: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
@@ -128,5 +128,5 @@ class CheckPlan:
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
-        checks = self.before or self.unreadable or self.states or self.loads or self.async_loads or self.handed_over
+        checks = self.before or self.unreadable or self.states or self.loads or self.async_loads
         return bool(checks or self.restarted or self.rewound or self.ended or self.reset)

@@ -15,8 +15,8 @@ ZEROS, CONTAMINATED, UNKNOWN = "zeros", "poison", "unknown"
 
 
 class Origin(NamedTuple):
-    """Where a content was computed: the request, the first token of the block in it or, of a recurrent state, the tokens that
-    it has seen, and the number of the KV cache group."""
+    """Where a content was computed: the request, the block's first token in it (for a recurrent state, the number of tokens
+    that it has seen), and the number of the KV cache group."""
 
     request_id: str
     token: int
@@ -27,7 +27,7 @@ Holds = str | Origin
 """The content of a mismatched block: zeros, contaminated content, unknown content, or another block's content, by its
 origin."""
 Match = Holds | Literal[True] | None
-"""True for a block that holds the content computed for its hash, else the actual content; None if unknown."""
+"""True for a block that holds a content that was computed for its hash, otherwise its actual content; None if unknown."""
 
 DRIFT, ROT, EARLY = "drift", "rot", "early"
 MAX_REMEMBERED = 65_536
@@ -50,9 +50,10 @@ class MismatchedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class CheckResult:
-    """The result of a check of a request's blocks. `fingerprints` are for other engines.
+    """The result of a check of a request's blocks.
 
     Attributes:
+        fingerprints: rows for comparison with other engines, each as `fingerprint.ROW`.
         blocks: number of checked blocks.
         unknown: number of blocks that could not be judged.
         healed: whether some are recomputed.
@@ -70,7 +71,7 @@ class CheckResult:
 
     @classmethod
     def of(cls, check: Check) -> CheckResult:
-        """That of a check, before any block is judged."""
+        """The result of a check before any block is judged."""
         return cls(check.request_id, check.kind, check.group, check.identity)
 
 
@@ -99,17 +100,17 @@ class Results:
         holds: Holds,
         of: str,
     ) -> None:
-        """A block is a mismatch; each is reported once of a request. `of` has left it so."""
+        """Add a mismatched block. Each is reported once for a request. `of` is the request that filled the block."""
         name = (check.recorded_id, block, hash_)
         if name not in self._reported:
             self._reported[name] = None
             source = "" if of == check.recorded_id else of
             result.mismatches.append(MismatchedBlock(kind, block, token, hash_, holds, source))
-        else:  # nobody may take it for right
+        else:  # it must not count as right
             result.blocks -= 1
 
     def add(self, result: CheckResult, *, at_once: bool = False) -> None:
-        """Report it, with what was counted before; or count it, where all is well."""
+        """Report a result together with the counts so far, or only add it to the counts if there is nothing to report."""
         counted, what = self._counted.setdefault(result.request_id, {}), (result.kind, result.group)
         if (before := counted.pop(what, None)) is not None:
             result.blocks += before.blocks

@@ -18,29 +18,28 @@ from typing import Any
 
 from kvtrail.connector.fingerprints.checksums import HandedOver
 from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED, Check, CheckPlan, Group, HandedLoad
+from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 
-NULL_BLOCK = 0
-"""vLLM's id of the null block, in place of a block that a request has freed or never needed."""
 _LAST_64_BITS = itemgetter(slice(-8, None))
 _number = partial(int.from_bytes, byteorder="big")
 _NEVER = 1 << 62
 _check = partial(tuple.__new__, Check)
-"""Makes a check of all of its values, without the function that a named tuple has for that."""
+"""Creates a check from all of its values, faster than the constructor of a named tuple."""
 Tables = list[tuple[Group, list[int]]]
-"""Of each of some groups, the block table of a request, as of the last step."""
+"""Groups, each with the block table of a request as of the last step."""
 
 
 @dataclass(slots=True)
 class _Blocks:
-    """What a request has of the groups with blocks of one kind and size, which it fills at the same time.
+    """A request's blocks in the groups with blocks of one kind and size. A request fills the blocks of such groups together.
 
     Attributes:
         unit: the `Group.unit` of these groups.
-        each: vLLM's hashes of a unit.
+        each: number of vLLM's hashes per unit.
         of_states: whether the blocks hold recurrent states.
-        tables: those of these groups.
-        planned: blocks from its start with a planned check, whether computed, loaded or admitted.
-        partial: the number of the block that is loaded but for its last token.
+        tables: the request's block tables in these groups.
+        planned: number of blocks, from the request's start, with a planned check: computed, loaded or admitted.
+        partial: the number of the block that is loaded except for its last token.
     """
 
     unit: int
@@ -56,9 +55,9 @@ class _RequestState:
     """A live request.
 
     Attributes:
-        identity: what its KV depends on besides its tokens.
-        blocks: with a place for each kind and size.
-        matched: of the last lookup, the tokens that vLLM had computed, and whether the load ends between steps.
+        identity: a digest of the properties besides its tokens on which its KV depends.
+        blocks: its blocks, by kind and size.
+        matched: for the last lookup, the number of computed tokens, and whether the load ends between steps.
     """
 
     request: Any
@@ -71,8 +70,8 @@ class _RequestState:
 class CheckScheduler:
     """Tracks the requests of one scheduler.
 
-    Most requests of a step decode a token into a block that is not full yet. So that a step does not go through them one by
-    one, what changes with each step is kept by request id, and is compared and entered for all of them at once.
+    Most requests of a step decode one token into a block that is not full yet. The values that change with each step are in
+    dictionaries by request id, and are compared and updated for all requests at once, without a loop over them.
     """
 
     def __init__(
@@ -95,32 +94,34 @@ class CheckScheduler:
             alike.setdefault((group.block_size, group.boundary, group.keeps_states), []).append(group)
         self._groups = groups
         self._alike = list(alike.values())
-        """With blocks of one kind and size."""
+        """The groups, in lists with blocks of one kind and size."""
         self._hash_size = hash_size
         self._held = held
         self._identity = identity
         self._random = random.Random(0)
         self._frees_blocks = any(group.frees_blocks for group in groups)
         self._moving = [group for group in groups if group.boundary and not group.keeps_states]
-        """With states that vLLM moves from block to block."""
+        """The groups with states that vLLM moves from block to block."""
         self._requests: dict[str, _RequestState] = {}
         self._ends: dict[str, int] = {}
-        """Tokens of a request that are computed when its last step has run; none before its first."""
+        """The number of computed tokens of a request after its last step; absent before its first step."""
         self._due: dict[str, int] = {}
-        """Computed tokens of a request at which there may be a new block to check."""
+        """The number of computed tokens at which a request may have a new block to check."""
         self._last_scheduled: Mapping[str, int] = {}
-        """Tokens by request in the last step."""
+        """The number of tokens of each request in the last step."""
         self._plan, self._next = CheckPlan(), CheckPlan()
-        """Of this step, and of the next one: what is taken over in this step another request may still be filling."""
+        """The plans of this step and of the next one. Blocks that a request takes over now are checked in the next step:
+        another request may still be filling them."""
         self._left: list[Check] = []
-        """Of requests that have left their blocks since the last step."""
+        """Checks of requests that have left their blocks since the last step."""
 
     def on_lookup(self, request: Any, computed: int, is_async: bool) -> None:
-        """After a lookup."""
+        """Called after a lookup."""
         self._of(request).matched = computed, is_async
 
     def on_alloc(self, request: Any, external: int, blocks: Any, handed_over: HandedOver | None = None) -> None:
-        """After `update_state_after_alloc`. `handed_over` is what another engine says of the KV, if it is that of another."""
+        """Called after `update_state_after_alloc`. `handed_over` is another engine's description of the KV, if the KV comes
+        from one."""
         state = self._of(request)
         if state.epoch != request.num_preemptions:
             self._leave(state)
@@ -133,8 +134,8 @@ class CheckScheduler:
                 self._check_handed_over(state, computed, computed + external, handed_over)
 
     def on_load_failures(self) -> set[str]:
-        """After the workers have reported blocks that could not be loaded: requests may have fewer computed tokens now.
-        Returns those that have no step behind them: they have waited for their loads."""
+        """Called after the workers have reported blocks that could not be loaded. Requests may have fewer computed tokens
+        now. Returns the affected requests without a step in this epoch, which were waiting for their loads."""
         waiting = set()
         for request_id, state in self._requests.items():
             computed, end = state.request.num_computed_tokens, self._ends.get(request_id)
@@ -149,7 +150,7 @@ class CheckScheduler:
         return waiting
 
     def on_reset(self) -> None:
-        """After a reset of the connector: other weights may come."""
+        """Called after a reset of the connector: the weights may change."""
         self._plan.reset = True
 
     def plan_step(self, output: Any, number: int) -> CheckPlan | None:
@@ -196,13 +197,13 @@ class CheckScheduler:
                 self._drop(plan, written)
             self._last_scheduled = scheduled
         if zeroed := getattr(output, "new_block_ids_to_zero", None):
-            self._drop(plan, {*zeroed})  # vLLM fills these with zeros before anybody can read them
+            self._drop(plan, {*zeroed})  # vLLM fills these with zeros before they can be read
         self._left, self._plan, self._next = [], self._next, CheckPlan()
         plan.step = number
         return plan or None
 
     def _drop(self, plan: CheckPlan, blocks: set[int]) -> None:
-        """Leave out blocks that cannot be read any more. What was computed in them may have been stored."""
+        """Remove blocks that cannot be read any more from the plan. Their computed contents may have been stored."""
         checks, plan.before = plan.before, []
         for check in checks:
             some = check.without(blocks)
@@ -212,8 +213,8 @@ class CheckScheduler:
                 plan.before.append(some)
 
     def _written(self, output: Any) -> set[int]:
-        """The blocks that vLLM writes to before anybody can read them: copies of partial blocks, and states that it moves to
-        the block of their next step."""
+        """The blocks that vLLM overwrites before they can be read: targets of copies of partial blocks, and of states that
+        it moves to the block of their next step."""
         written = {copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ()}
         for group in self._moving:
             for new in output.scheduled_new_reqs:
@@ -232,7 +233,7 @@ class CheckScheduler:
         return state
 
     def _empty(self, state: _RequestState) -> None:
-        """It has no blocks."""
+        """Note that the request has no blocks."""
         self._begin_epoch(state)
         state.blocks = [
             _Blocks(
@@ -245,13 +246,14 @@ class CheckScheduler:
         ]
 
     def _begin_epoch(self, state: _RequestState) -> None:
-        """No step has run it since its last preemption."""
+        """Note that no step has run the request since its last preemption."""
         request_id = state.request.request_id
         state.epoch, self._due[request_id] = state.request.num_preemptions, 0
         self._ends.pop(request_id, None)
 
     def _restart(self, state: _RequestState, computed: int, end: int, is_async: bool) -> None:
-        """It takes over blocks with `computed` tokens, and what comes after them up to `end` is loaded."""
+        """Plan the checks of an admitted request, which takes over blocks with `computed` tokens and loads the tokens from
+        there to `end`."""
         self._begin_epoch(state)
         self._plan.restarted.append(state.request.request_id)
         total, loads = state.request.num_tokens, self._plan.async_loads if is_async else self._plan.loads
@@ -265,7 +267,7 @@ class CheckScheduler:
             if end > computed and (end % unit or end >= total):
                 loaded = blocks.partial = min(full, (total - 1) // unit)
             blocks.planned = loaded
-            # all of an asynchronous load is there before the first step, of another only what is not computed
+            # An asynchronous load is complete before the first step; another load lacks the tokens that the step computes.
             last = full if is_async else loaded + (end == total - 1)
             for group, table in blocks.tables:
                 kept, of_group = group.first_kept(end), [(group, table)]
@@ -274,8 +276,8 @@ class CheckScheduler:
                     loads += self._checks(state, LOADED, blocks, of_group, max(first, kept), last)
 
     def _check_handed_over(self, state: _RequestState, computed: int, end: int, handed_over: HandedOver) -> None:
-        """The request loads what comes after `computed` tokens, and another engine has the checksums of it. The last
-        block may be partly filled: nobody writes to it before the load is compared."""
+        """Plan the comparison of a load with another engine's checksums. The request loads the tokens from `computed` to
+        `end`. The last block may be partly filled: it is not written to before the comparison."""
         (own,), hashes = state.blocks, state.request.block_hashes
         ((group, table),), each = own.tables, own.each
         numbers = range(-(-computed // group.block_size), min(-(-end // group.block_size), len(table)))
@@ -288,10 +290,10 @@ class CheckScheduler:
             check = Check(request_id, LOADED, group.number, known, blocks, chosen, own.partial, state.identity)
             checksums = tuple(handed_over.checksums[number] for number in known)
             all_blocks = tuple(table[number] for number in numbers)
-            self._plan.handed_over.append(HandedLoad(check, checksums, handed_over.layout, all_blocks))
+            self._plan.async_loads.append(HandedLoad(check, checksums, handed_over.layout, all_blocks))
 
     def _restart_states(self, state: _RequestState, blocks: _Blocks, computed: int, end: int, is_async: bool) -> None:
-        """The request begins with a state that is in vLLM's prefix cache, or is loaded."""
+        """Plan the check of the state with which a request begins, from vLLM's prefix cache or from a load."""
         number = blocks.planned = end // blocks.unit
         if not end or end % blocks.unit or end >= state.request.num_tokens:
             return
@@ -299,11 +301,11 @@ class CheckScheduler:
             self._plan.states += self._checks_of_states(state, ADMITTED, blocks, number, number + 1)
         elif is_async:
             self._plan.async_loads += self._checks_of_states(state, LOADED, blocks, number, number + 1)
-        elif end % blocks.tables[0][0].block_size == 0:  # else the step that loads it also writes to it
+        elif end % blocks.tables[0][0].block_size == 0:  # otherwise the step that loads it also writes to it
             self._plan.loads += self._checks_of_states(state, LOADED, blocks, number, number + 1)
 
     def _completed(self, state: _RequestState, computed: int) -> list[Check]:
-        """The blocks that are complete with `computed` tokens and have no planned check yet."""
+        """The checks of blocks that are complete with `computed` tokens and have no planned check yet."""
         checks: list[Check] = []
         request_id, due = state.request.request_id, _NEVER
         has_just_run = not self._frees_blocks or request_id in self._last_scheduled
@@ -333,7 +335,7 @@ class CheckScheduler:
     def _checks_of_kept(
         self, state: _RequestState, blocks: _Blocks, computed: int, first: int, last: int
     ) -> list[Check]:
-        """Of blocks that were computed before the last step: those that the request is sure to hold."""
+        """The checks of blocks that were computed before the last step, and that the request certainly still holds."""
         checks: list[Check] = []
         for group, table in blocks.tables:
             kept, of_group = min(last, max(first, group.first_kept(computed))), [(group, table)]
@@ -343,7 +345,7 @@ class CheckScheduler:
         return checks
 
     def _checks_of_states_left(self, state: _RequestState, blocks: _Blocks, computed: int) -> list[Check]:
-        """Of the recurrent states that the last step, which ended at `computed` tokens, has left where a boundary is."""
+        """The checks of recurrent states that the last step, which ended at `computed` tokens, has left at a boundary."""
         number, keeps_states = computed // blocks.unit, blocks.tables[0][0].keeps_states
         if not keeps_states and computed % blocks.unit:
             return []
@@ -351,12 +353,12 @@ class CheckScheduler:
         return self._checks_of_states(state, COMPUTED, blocks, first, number + 1)
 
     def _chosen(self, running: int) -> set[int]:
-        """The indexes of requests, out of this many running ones, for which a block is checked in this step."""
+        """The indexes of the running requests for which a block is checked in this step; `running` is their number."""
         count = int(running * self._held + self._random.random())
         return {*self._random.sample(range(running), count)} if count else set()
 
     def _check_held(self, state: _RequestState, computed: int, checks: list[Check]) -> None:
-        """Check one of the blocks of each group that a request holds and that was checked before."""
+        """Check one block of each group that the request holds and that was checked before."""
         if not self._ends.get(state.request.request_id):
             return
         for blocks in state.blocks:
@@ -367,14 +369,15 @@ class CheckScheduler:
                     checks += self._checks(state, HELD, blocks, [(group, table)], number, number + 1)
 
     def _leave(self, state: _RequestState) -> None:
-        """It has lost its blocks, or ended: what its last step has computed is still there when the next one begins."""
+        """Plan the last checks of a request that has lost its blocks or ended. The results of its last step still exist when
+        the next step begins."""
         if end := self._ends.get(state.request.request_id):
             self._left += self._completed(state, min(end, state.request.num_tokens - 1))
 
     def _checks(
         self, state: _RequestState, kind: str, blocks: _Blocks, tables: Tables, first: int, last: int
     ) -> list[Check]:
-        """The checks of those blocks of a request from `first` to before `last` that have a hash, in each of these tables."""
+        """The checks of a request's blocks in [first, last) that have a hash, for each of these tables."""
         hashes, each = state.request.block_hashes, blocks.each
         last = min(last, len(hashes) // each, len(tables[0][1]))
         checks: list[Check] = []
@@ -392,7 +395,7 @@ class CheckScheduler:
         return checks
 
     def _checks_of_states(self, state: _RequestState, kind: str, blocks: _Blocks, first: int, last: int) -> list[Check]:
-        """The checks of those of a request's recurrent states from `first` to before `last` that have a hash."""
+        """The checks of a request's recurrent states in [first, last) that have a hash."""
         request_id, hashes, unit = state.request.request_id, state.request.block_hashes, blocks.unit
         last, checks = min(last, len(hashes) // blocks.each + 1), []
         for group, table in blocks.tables:
@@ -407,12 +410,12 @@ class CheckScheduler:
 
 
 def _take_over(state: _RequestState, ids: Sequence[Sequence[int]]) -> None:
-    """These are the request's block tables now, by the number of the KV cache group."""
+    """Replace the request's block tables; `ids` are by the number of the KV cache group."""
     for blocks in state.blocks:
         for group, table in blocks.tables:
             table[:] = ids[group.number]
 
 
 def _shortened(hashes: Sequence[bytes]) -> tuple[int, ...]:
-    """The last 64 bits of each."""
+    """The last 64 bits of each hash."""
     return tuple(map(_number, map(_LAST_64_BITS, hashes)))

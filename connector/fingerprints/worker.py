@@ -1,7 +1,7 @@
-"""A worker's side: checks blocks when the scheduler's plan says so.
+"""The worker's side: checks blocks as the scheduler's plan says.
 
-On a CPU a check is judged at once. On a GPU its fingerprints are queued behind the engine's work and judged when they are
-there, in order, by one of the next steps; only with healing does the engine wait for them, where something was loaded.
+On a CPU a check is judged at once. On a GPU the fingerprints are read after the engine's queued work, and one of the next
+steps judges them, in order. The engine waits for them only in steps with loads, and only with healing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvtrail.connector.fingerprints.references import References
 from kvtrail.connector.fingerprints.result import CheckResult, Results
 
 MAX_ADMITTED = 64
-"""Maximum number of checked blocks among those that a request takes over without a known mismatch."""
+"""Maximum number of blocks that are checked when a request takes over blocks without a known mismatch."""
 
 
 class CheckWorker:
@@ -39,11 +39,11 @@ class CheckWorker:
         Args:
             fingerprints: by the number of the KV cache group.
             checksums: checksums of hand-offs from other engines; None if there are none.
-            fill_with_zeros: overwrites blocks in all layers.
+            fill_with_zeros: overwrites these blocks with zeros in all layers.
             heals: whether mismatched blocks are filled with zeros and reported to vLLM.
             report: called with each result.
         """
-        self._checksums, self._fill_with_zeros = checksums, fill_with_zeros
+        self._references, self._checksums, self._fill_with_zeros = references, checksums, fill_with_zeros
         self._sees_partial = all(each.sees_partial for each in fingerprints.values())
         self._results = Results(report)
         self._judge = Judge(references, self._results, heals=heals, shares=not references.own)
@@ -52,20 +52,17 @@ class CheckWorker:
         )
         self._random = random.Random(0)
         self._loads: list[Check] = []
-        self._async_loads: dict[str, list[Check]] = {}
+        self._async_loads: dict[str, list[Check | HandedLoad]] = {}
         """Loads that end between steps, by request."""
-        self._received: list[Check] = []
-        self._handed_over: dict[str, HandedLoad] = {}
-        """The loads among these that have checksums of another engine."""
-        self._arrived: list[HandedLoad] = []
+        self._received: list[Check | HandedLoad] = []
         self._taken: list[Check] = []
         """Loads of this step with fingerprints that are being read."""
         self._reported: set[int] = set()
-        """Blocks of this step's loads that the connector itself reports as not loaded."""
+        """The blocks of this step's loads that the connector reports as not loaded."""
 
     def begin(self, plan: CheckPlan | None) -> bool:
-        """At the beginning of a step, before its loads and its forward pass. Returns whether the other calls of the step are
-        of any interest."""
+        """Called at the beginning of a step, before its loads and its forward pass. Returns whether the other methods must be
+        called in this step."""
         if (
             plan is not None
             or self._judge.rechecks
@@ -75,7 +72,7 @@ class CheckWorker:
             or self._taken
         ):
             self._begin(plan or CheckPlan())
-        return bool(self._loads or self._async_loads or self._handed_over or self._judge.has_to_heal)
+        return bool(self._loads or self._async_loads or self._judge.to_heal)
 
     def _begin(self, plan: CheckPlan) -> None:
         self._readings.run_ready()
@@ -84,16 +81,14 @@ class CheckWorker:
         if plan.reset:
             self._readings.end_batches()
             self._readings.run_ready()
-            self._judge.clear()
+            self._references.clear()
         for check in plan.unreadable:
-            self._judge.miss(check)
+            self._references.mark_incomplete(check.group, check.hashes)
         for request_id in plan.restarted:
             self._async_loads.pop(request_id, None)
-            self._handed_over.pop(request_id, None)
-        self._handed_over |= {each.check.request_id: each for each in plan.handed_over}
         self._loads = list(plan.loads)
-        for check in plan.async_loads:
-            self._async_loads.setdefault(check.request_id, []).append(check)
+        for load in plan.async_loads:
+            self._async_loads.setdefault(load.request_id, []).append(load)
         for recheck in rechecks:
             numbers = {block.number for block, _ in recheck.mismatches}
             check = recheck.check.only([number in numbers for number in recheck.check.numbers])
@@ -102,7 +97,7 @@ class CheckWorker:
         if plan.states:
             self._read(plan.states, self._judge.before_step())
         if changed := (*plan.restarted, *plan.rewound, *plan.ended):
-            is_awaited = self._judge.shares and plan.ended  # another engine may have loaded what these have computed
+            is_awaited = self._judge.shares and plan.ended  # another engine may have loaded their results
             if is_awaited or self._readings.is_busy or self._judge.has_contaminated(changed):
                 self._readings.end_batches()
             self._readings.call(partial(self._on_requests_changed, plan))
@@ -122,29 +117,27 @@ class CheckWorker:
             self._readings.read_batched(computed)
 
     def received(self, request_ids: Iterable[str], failed: Collection[str]) -> None:
-        """Enter loads that the connector reports as ended between steps."""
+        """Note loads that the connector reports as ended between steps."""
         for request_id in request_ids:
             self._received += self._async_loads.pop(request_id, [])
-            if (handed_over := self._handed_over.pop(request_id, None)) is not None:
-                self._arrived.append(handed_over)
         if failed:
-            self._received = [check for check in self._received if check.request_id not in failed]
-            self._arrived = [each for each in self._arrived if each.check.request_id not in failed]
+            self._received = [load for load in self._received if load.request_id not in failed]
 
     def forward_passed(self) -> None:
-        """After the forward pass, and before the connector does anything more: a load that ends only now was read before."""
+        """Called after the forward pass and before the connector's next call: the pass has read loads that end only now."""
         loads, self._loads = self._loads, []
         if not self._sees_partial:
             loads = [check.only([number != check.partial for number in check.numbers]) for check in loads]
         self._take(loads, read=True)
 
     def conclude(self, reported: Collection[int]) -> set[int]:
-        """After the forward pass: the blocks that vLLM is to compute again, besides those that the connector reports."""
+        """Called after the forward pass. Returns the blocks that vLLM must recompute besides those that the connector
+        `reported`."""
         self.forward_passed()
-        unlike = self._unlike_what_was_handed_over()
-        reported = {*reported, *unlike} if unlike else reported
         received, self._received = self._received, []
-        self._take(received, read=False)
+        unlike = self._unlike_what_was_handed_over([each for each in received if isinstance(each, HandedLoad)])
+        reported = {*reported, *unlike} if unlike else reported
+        self._take([each for each in received if isinstance(each, Check)], read=False)
         self._reported.update(reported)
         loads, self._taken = self._taken, []
         for check in loads:
@@ -152,7 +145,7 @@ class CheckWorker:
                 if block in reported:
                     self._judge.mark_recomputed(check.group, block, check.request_id)
         self._readings.run_ready(wait=self._judge.heals and bool(loads))
-        healed = self._judge.take_to_heal() | unlike
+        healed, self._judge.to_heal = self._judge.to_heal | unlike, set()
         if healed:
             self._fill_with_zeros(healed)
         return healed
@@ -164,14 +157,13 @@ class CheckWorker:
         self._readings.run_ready(wait=True)
         self._results.flush()
 
-    def _unlike_what_was_handed_over(self) -> set[int]:
-        """Compare the loads that have arrived with the checksums of the engines that handed them over. Returns the blocks to
-        be computed again: all of a load with one that is wrong, since its read cannot be trusted."""
-        arrived, self._arrived = self._arrived, []
+    def _unlike_what_was_handed_over(self, loads: Iterable[HandedLoad]) -> set[int]:
+        """Compare loads that have ended with the checksums of the engines that handed them over. Returns the blocks to be
+        computed again: all blocks of a load with a wrong one, since its read cannot be trusted."""
         unlike: set[int] = set()
-        for check, checksums, layout, blocks in arrived:
+        for check, checksums, layout, blocks in loads:
             if self._checksums is None or layout != self._checksums.layout:
-                continue  # blocks lie otherwise there: nothing can be compared
+                continue  # the other engine's blocks have another layout
             read = self._checksums.of(check.numbers, check.blocks)
             wrong = check.only([one != other for one, other in zip(read, checksums, strict=True)])
             if wrong.blocks:
@@ -181,7 +173,7 @@ class CheckWorker:
         return unlike
 
     def _take(self, loads: Sequence[Check], *, read: bool) -> None:
-        """Read loaded blocks, which `conclude` judges; a forward pass may have `read` them."""
+        """Read loaded blocks, which `conclude` judges. `read`: a forward pass may have read them."""
         self._taken += loads
         self._read(loads, partial(self._judge.judge_loaded, self._reported, read))
 
@@ -189,18 +181,17 @@ class CheckWorker:
         self._readings.read(checks, partial(self._judge.judge_all, judge))
 
     def _fewer(self, check: Check) -> Check:
-        """The check of some of the blocks that a request takes over."""
+        """The check, reduced to a random sample of its blocks if there are many."""
         if len(check.blocks) <= MAX_ADMITTED or not self._judge.mismatched.isdisjoint(check.blocks):
             return check
         chosen = {*self._random.sample(check.numbers, MAX_ADMITTED)}
         return check.only([number in chosen for number in check.numbers])
 
     def _on_requests_changed(self, plan: CheckPlan) -> None:
-        """All blocks computed so far are judged: handle requests that start again, or end."""
+        """Handle requests that start again or end. Called when all blocks computed before are judged."""
         self._judge.on_rewind(plan.rewound)
         for request_id in (*plan.restarted, *plan.ended):
             self._judge.on_restart(request_id)
         for request_id in plan.ended:
             self._async_loads.pop(request_id, None)
-            self._handed_over.pop(request_id, None)
             self._readings.call_after_batches(partial(self._results.flush_request, request_id))

@@ -44,7 +44,7 @@ class KnownConnector:
             far as known. Otherwise the guard leaves wrong bytes as they are.
         children: the attribute that lists the connectors to which it passes calls.
         check_settings: the values from which `kvtrail check` draws each setting of its extra configuration.
-        settings_when_full: the values used instead if the store is to be full.
+        settings_when_full: the values that replace them in runs with a full store.
         hands_over: whether engines with it in one process hand over to each other, with the `stand_in` in its package.
         check_children: the connectors from which `kvtrail check` draws two children.
     """
@@ -150,14 +150,17 @@ def importable_as(cls: type) -> str:
     return f"{plain.__module__}:{plain.__qualname__}"
 
 
-def capabilities_declared(cls: type) -> str:
-    """The resource attribute with the capabilities of all known connectors and of `cls`, which may be derived from one and
-    may name further capabilities in its attribute `kvtrail_capabilities`."""
-    declared = {name: known.capabilities for name, known in _by_class().items() if not name.startswith(UNTRACED)}
+def capabilities_of(cls: type) -> frozenset[Capability]:
+    """The capabilities of an untraced connector class: of the known connector from which it is derived, if any, and those in
+    its attribute `kvtrail_capabilities`."""
     own = frozenset(each for each in Capability if each in getattr(cls, "kvtrail_capabilities", ()))
-    if known := by_class(cls):
-        own |= known.capabilities
-    declared[plain_name(cls)] = own
+    return own | known.capabilities if (known := by_class(cls)) else own
+
+
+def capabilities_declared(cls: type) -> str:
+    """The resource attribute with the capabilities of all known connectors and of `cls`."""
+    declared = {name: known.capabilities for name, known in _by_class().items() if not name.startswith(UNTRACED)}
+    declared[plain_name(cls)] = capabilities_of(cls)
     return capabilities.declaration({name: each for name, each in declared.items() if each})
 
 

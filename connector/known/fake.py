@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvtrail.connector.known import part_of
+from kvtrail.connector.known import overrides, part_of
 
 SETTINGS = "kvtrail.fake"
 """The key of a connector's extra configuration that its fake reads. Connectors do not know it."""
@@ -94,16 +94,13 @@ class Fake:
         return False
 
     def worker_metadata(self, ended: Sequence[Job]) -> Any:
-        """What the workers report about the jobs that ended in a step, or None."""
+        """The workers' report about the jobs that ended in a step, or None."""
         return None
 
 
 def reports_transfers(plain: type) -> bool:
     """Whether the workers of an untraced connector class ever report completed transfers; vLLM's base class never does."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1 as Base
-
-    asked = ("get_finished", "get_transfer_results")
-    return any(getattr(plain, name, None) is not getattr(Base, name, None) for name in asked)
+    return overrides(plain, "get_finished") or overrides(plain, "get_transfer_results")
 
 
 class Chunks:

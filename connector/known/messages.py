@@ -1,4 +1,4 @@
-"""Messages between two engines, for probes: events in order, some of them of a request that is named later.
+"""Messages between two engines, for probes: events in order. The request of some events is named later.
 
 An engine may be asked for a hand-off before it has the request, by the name that both engines use for it (`transfer_id`,
 `kv_request_id`). The event then waits until the probe names the request.
@@ -14,7 +14,6 @@ from typing import Any
 
 from kvtrail.connector.known.probe import MAX_PENDING, ProbeEvent
 from kvtrail.tracer.events.bounded import BoundedDict
-from kvtrail.tracer.events.events import Direction, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
 
 MAX_NAMED = 65_536
@@ -92,11 +91,6 @@ class Messages:
         self._failure = error
 
 
-def notification(said: str, direction: Direction, **values: Any) -> dict[str, Any]:
-    """The values of a `kv.notification`."""
-    return {"notification": str(said), "direction": direction.value, **values}
-
-
 def blocks_of_both(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> dict[str, Any]:
     """The values of a `kv.xfer` that name the blocks of both engines, by KV cache group. Empty if they do not correspond
     block by block, as with padding of recurrent states."""
@@ -107,8 +101,3 @@ def blocks_of_both(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]
         "blocks_by_group": tuple(map(len, ours)) if len(ours) > 1 else None,
         "peer_blocks_ids": tuple(map(int, chain.from_iterable(theirs))),
     }
-
-
-def transfer(op: XferOp, state: XferState, **values: Any) -> dict[str, Any]:
-    """The values of a `kv.xfer`."""
-    return {"xfer_op": op.value, "xfer_state": state.value, **values}

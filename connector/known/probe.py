@@ -1,4 +1,4 @@
-"""Probes read facts that a connector does not pass to vLLM: matched prefixes, plans, evictions, the ends of transfers.
+"""Probes read facts that a connector does not pass to vLLM: matched prefixes, plans, evictions, and ends of transfers.
 
 A connector without a probe is traced too, but its spans lack the facts that only a probe can see.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvtrail.connector.known import part_of
@@ -52,8 +52,8 @@ class Evicted(NamedTuple):
 
 class Planned(NamedTuple):
     """A transfer that the scheduler's side assigns to its workers: tokens, blocks, chunk keys, and its number if it runs
-    between steps. `present` chunks are in the store already, or their store is still open. They are not copied and have no
-    blocks. A store of 0 tokens means that there was no room from its start on. With several KV cache groups, the blocks are
+    between steps. `present` chunks are in the store already, or their store is still open; they are not copied and have no
+    blocks. A store of 0 tokens means that the store was full from `start` on. With several KV cache groups, the blocks are
     listed group after group: `by_group` has the number of blocks of each, and `group_starts` the first token of each group's
     first block, if known."""
 
@@ -143,6 +143,14 @@ class StoreContents:
         """The keys that it holds after these changes."""
         raise NotImplementedError
 
+    def _note(self, changes: Iterable[Change], request_id: str | None) -> None:
+        """Note changes that the store of this request caused."""
+        self._changes.extend([(change, request_id) for change in changes])
+
+    def _on_reset(self, *_: Any, **named: Any) -> None:
+        """Note that the store was cleared."""
+        self._changes.append((CLEARED, None))
+
     def _failed(self, error: Exception) -> None:
         self._failure = error
 
@@ -156,13 +164,11 @@ class Probe:
         load_call, store_call: names of the connector's worker methods that copy, after which `loads` and `stores` are called;
             None if they would see nothing.
         report_calls: names of its worker methods that report ended transfers, after which `reported` is called.
-        sees_reports: whether `reported` is also called on the scheduler's side.
     """
 
     load_call: str | None = None
     store_call: str | None = None
     report_calls: tuple[str, ...] = ()
-    sees_reports = False
 
     def made(self, connector: Any) -> None:
         """Called once on each side, after the connector has been created."""
@@ -214,7 +220,7 @@ class Probe:
         return None
 
     def forgotten(self, connector: Any) -> Sequence[Evicted]:
-        """Called on the scheduler's side after `update_connector_output`: the chunks that left the store because of it."""
+        """Called on the scheduler's side after `update_connector_output`: the chunks that it removed from the store."""
         return ()
 
     def ended(self, connector: Any, output: Any) -> Sequence[int]:
@@ -235,9 +241,8 @@ class Probe:
         return ()
 
     def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
-        """Called on a worker after one of its `report_calls` has returned `report`. With `sees_reports`, also called on the
-        scheduler's side after `update_connector_output` with this report. Returns the messages of other engines and the
-        connector's reactions, in order."""
+        """Called on a worker after one of its `report_calls` has returned `report`. Returns the messages of other engines and
+        the connector's reactions, in order."""
         return ()
 
 

@@ -36,9 +36,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     _cache_hit_source = HIT_SOURCE
     answered_from_memory = False
-    """Whether the last lookup was answered from memory. Only an injected fault does that."""
-    reports_more = False
-    """Whether a step may have evictions without a store, and `take_probe_events`, as an injected fault has."""
+    """Whether the last lookup was answered from memory: only with an injected fault."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

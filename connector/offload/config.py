@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from kvtrail.connector.kv_layout import hash_size
-from kvtrail.connector.offload.groups import Group, Kind, group_of
+from kvtrail.connector.offload.groups import Group, group_of
+from kvtrail.tracer.events.cache_groups import FULL, MAMBA
 
 DEFAULT_CHUNK_SIZE = 256
 DEFAULT_HOST_BYTES = 4 * 1024**3
@@ -52,7 +53,7 @@ class OffloadConfig:
     @cached_property
     def sees_all(self) -> bool:
         """Whether all layers see all tokens. If not, a hit ends with a chunk."""
-        return all(group.kind is Kind.ALL for group in self.groups)
+        return all(group.cache.kind == FULL for group in self.groups)
 
     @classmethod
     def read(cls, given: Mapping[str, Any], *, hash_size: int, groups: Sequence[Group]) -> OffloadConfig:
@@ -78,7 +79,7 @@ class OffloadConfig:
                 f"OffloadConnector: cpu_bytes_to_use is {budget}, which is less than one chunk of {chunk_size} tokens"
                 f" ({chunk_bytes} bytes on each worker)"
             )
-        has_states = any(group.kind is Kind.STATE for group in groups)
+        has_states = any(group.cache.kind == MAMBA for group in groups)
         load_async = given.get("load_async", has_states)
         if not isinstance(load_async, bool):
             raise ValueError(f"OffloadConnector: load_async is {load_async!r}; it must be true or false")
@@ -97,7 +98,7 @@ def _chunk_bytes(chunk_size: int, groups: Sequence[Group]) -> int:
 def _default_chunk_size(blocks: int, groups: Sequence[Group]) -> int:
     """A recurrent state is available where a step ends, which vLLM makes a block's end: the smallest chunks include the most
     states."""
-    if any(group.kind is Kind.STATE and not group.dense for group in groups):
+    if any(group.has_few_states for group in groups):
         return blocks
     return -(-DEFAULT_CHUNK_SIZE // blocks) * blocks
 
@@ -127,7 +128,7 @@ def from_vllm(vllm_config: Any, kv_cache_config: Any) -> OffloadConfig:
     parallel = vllm_config.parallel_config
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         raise ValueError("OffloadConnector: context parallelism spreads a block over ranks, which it does not support")
-    if vllm_config.speculative_config is not None and any(group.kind is Kind.STATE for group in known):
+    if vllm_config.speculative_config is not None and any(group.cache.kind == MAMBA for group in known):
         raise ValueError(
             "OffloadConnector: it does not support speculative tokens together with recurrent states (MambaSpec)"
         )

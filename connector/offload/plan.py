@@ -17,8 +17,8 @@ class Copy:
         count: number of tokens of the copy; the last block may hold one more (see `OffloadScheduler.admitted`).
         slot: the chunk's slot in host memory.
         first: position of the first block among the group's blocks in the slot.
-        blocks: the KV blocks, in the order of their tokens. Empty, if no block of the chunk is available, or needed.
-        key: the chunk's key, shortened hex; for the probe.
+        blocks: the KV blocks, in the order of their tokens; empty if no block of the chunk is available, or needed.
+        key: the chunk's key as shortened hex, for the probe.
         group: the KV cache group of the blocks.
     """
 

@@ -1,4 +1,4 @@
-"""The scheduler's side of the OffloadConnector: which chunks are held, what a lookup matches, what workers copy.
+"""The scheduler's side of the OffloadConnector: the held chunks, the matches of lookups, and the workers' copies.
 
 Why the accounting is right: no answer is cached that could become stale. A lookup always walks the index and always subtracts
 the computed tokens that it was asked about. Nothing is evicted between the lookup of a scheduling pass and the following
@@ -23,20 +23,18 @@ from itertools import compress, dropwhile, islice, takewhile
 from typing import Any
 
 from kvtrail.connector.offload.config import OffloadConfig
-from kvtrail.connector.offload.groups import Kind
 from kvtrail.connector.offload.plan import Copy, OffloadPlan
+from kvtrail.tracer.events.cache_groups import FULL, NULL_BLOCK
 
 STEPS_AHEAD = 2
 """Number of steps that may be planned before a failed load is known: vLLM schedules one ahead."""
 MAX_PENDING = 65_536
 """Maximum number of evictions remembered for a probe."""
-NULL_BLOCK = 0
-"""The entry of a block table for a block that no token sees any more."""
 
 
 class ChunkIndex:
     """Chunk keys -> slots of host memory, numbered from 0, least recently used first. A chunk comes before every chunk of its
-    prefix, so what is evicted is never part of a longer prefix that is held."""
+    prefix, so an evicted chunk is never part of a longer held prefix."""
 
     def __init__(self, slots: int) -> None:
         self._slot: OrderedDict[bytes, int] = OrderedDict()
@@ -154,7 +152,7 @@ class OffloadScheduler:
         """Length of the stored prefix that the last lookup found."""
 
     def new_tokens(self, request: Any, computed: int) -> int:
-        """The number of tokens beyond `computed` that can be loaded. The lookup does not change what is stored."""
+        """The number of tokens beyond `computed` that can be loaded. The lookup does not change the store."""
         tracked = self._track(request)
         tracked.matched = self._longest_hit(request)
         tracked.computed = computed
@@ -310,7 +308,7 @@ class OffloadScheduler:
         """Whether these chunks hold all blocks that a token at `boundary` sees."""
         size = self._config.chunk_size
         for number, group in enumerate(self._config.groups):
-            if group.kind is Kind.ALL:
+            if group.cache.kind == FULL:
                 continue  # in such a group no chunk has missing blocks
             per_chunk, rows = size // group.block_size, self._config.rows[number]
             needed = group.needed(0, boundary)

@@ -1,4 +1,4 @@
-"""The recorder's state of requests: the trace context of each, and how much of it has been recorded."""
+"""The recorder's state of requests: the trace context of each request, and how much of the request has been recorded."""
 
 from __future__ import annotations
 
@@ -110,6 +110,7 @@ class Contexts:
         invites: whether vLLM's own spans are added to the trace of a request without a caller's trace.
         any_callers: whether any request was in a trace that workers in other processes cannot derive.
         delayed: ended requests that still hold their blocks, by id.
+        name_of: maps a request id, or a shortened one, to the request's name outside of the engine.
     """
 
     def __init__(
@@ -119,11 +120,12 @@ class Contexts:
         *,
         launch: str = "",
         sampled_only: bool = False,
-        name: Callable[[str], str] | None = None,
+        name_of: Callable[[str], str] = ids.bounded,
     ) -> None:
         """
         Args:
-            name: maps a request id to its name; None if the name is the id, shortened if it is too long.
+            name_of: maps a request id, or a shortened one, to its name. By default the name is the id, shortened if it is
+                too long.
             launch: the engine's launch, the same in all of its processes.
             sampled_only: whether unsampled requests are not recorded.
         """
@@ -132,7 +134,7 @@ class Contexts:
         self.delayed: dict[str, RequestContext] = {}
         self._ended: BoundedDict[str, RequestContext] = BoundedDict(MAX_ENDED)
         self._engine_id, self._launch = engine_id, launch
-        self._sampler, self._name = sampler, name or ids.bounded
+        self._sampler, self.name_of = sampler, name_of
         self._sampled_only = sampled_only
 
     def of(self, request: Any) -> RequestContext:
@@ -154,10 +156,6 @@ class Contexts:
         """The context of a request by its id, without an update of the epoch."""
         return self.open.get(request_id) or self._ended.get(ids.bounded(request_id)) or self._create(request_id, None)
 
-    def name_of(self, request_id: str) -> str:
-        """The request's name outside of the engine; the id may be a shortened one."""
-        return self._name(request_id)
-
     def release(self, request_id: str) -> None:
         """Note that the blocks of an ended request are freed."""
         self.delayed.pop(ids.bounded(request_id), None)
@@ -166,7 +164,7 @@ class Contexts:
         """Accept a request's context in its caller's trace, which another process has decided. A worker in the scheduler's
         process may report it for an ended request: late events continue its numbers."""
         if request_id not in self.open and ids.bounded(request_id) not in self._ended:
-            self._remember(RequestContext(request_id, self._name(request_id), root, sampled=sampled))
+            self._remember(RequestContext(request_id, self.name_of(request_id), root, sampled=sampled))
 
     def end(self, context: RequestContext, *, delayed: bool = False) -> None:
         """Close a request; its blocks may be freed later (`delayed`). Its context is kept for a while: late events continue
@@ -215,7 +213,7 @@ class Contexts:
     def _create(self, request_id: str, request: Any, incarnation: int = 0) -> RequestContext:
         headers = getattr(request, "trace_headers", None)
         parent = caller_of(headers)
-        name = self._name(request_id)
+        name = self.name_of(request_id)
         root = root_ids(self._engine_id, name, incarnation, self._launch)
         if parent is not None and parent.span_id.to_bytes(8, "big") == root[16:]:
             parent = (
@@ -224,7 +222,7 @@ class Contexts:
         shared = None
         if parent is not None:
             root = parent.trace_id.to_bytes(16, "big") + root[16:]
-        elif (shared := handoff_of(request, self._engine_id, self._name)) is not None:
+        elif (shared := handoff_of(request, self._engine_id, self.name_of)) is not None:
             root = trace_of(shared) + root[16:]
         sampled = self._is_sampled(root, parent)
         if self.invites and request is not None and not headers:

@@ -32,7 +32,7 @@ _ROOTS = tuple(kind.value for kind in semconv.ROOTS)
 _CUT_OFF, _REQUEST, _LOAD_ERROR = Kind.CUT_OFF.value, Kind.REQUEST.value, Kind.LOAD_ERROR.value
 _OUTPUT = place(Kind.REQUEST, "output")
 _FAILURES = {kind.value: (place(kind, name), value) for kind, (name, value) in semconv.FAILURES.items()}
-"""By kind, the value that reports a failure, and the failure's text."""
+"""By kind: the position of the value that shows a failure, and the failing value."""
 _CHAT = "chatcmpl-"
 """Prefix of the ids of vLLM's chat API."""
 MAX_BYTES = 1 << 19
@@ -62,7 +62,7 @@ def field(tag: int, payload: bytes) -> bytes:
 
 
 def _named(name: str) -> bytes:
-    """The name of a span, and that it is of the kind SPAN_KIND_INTERNAL."""
+    """The name of a span, and its kind: SPAN_KIND_INTERNAL."""
     return field(5, name.encode()) + b"\x30\x01"
 
 
@@ -107,7 +107,7 @@ def of_span(span_id: bytes) -> bytes:
 
 
 def inside(parent_id: bytes) -> bytes:
-    """The id of a span's parent, likewise."""
+    """The id of a span's parent as a field of `Span`."""
     return field(4, parent_id)
 
 
@@ -167,8 +167,9 @@ def _shared_fields(of_root: bytes, identity: Identity) -> tuple[bytes, bytes, by
     return trace, field(4, span_id), own, names
 
 
+@_remembered
 def in_minute(nobody: bytes, minute: int) -> bytes:
-    """16 bytes of trace id and 8 of the root's id, for a recorder's events in a minute without a request; `nobody` is the
+    """16 bytes of trace id and 8 of the root's id, for a recorder's events without a request in a minute; `nobody` is the
     root that these events name."""
     return hashlib.blake2b(nobody + minute.to_bytes(8, "big"), digest_size=24).digest()
 
@@ -202,8 +203,6 @@ class Encoder:
         self._shared = _remembered(partial(_shared_fields, of_root))
         self._engine = _named(semconv.ENGINE_SPAN)
         self._engine += attribute(semconv.ENGINE_ID.key, str(resource.get(semconv.ENGINE_ID.key, "")))
-        self._minute: tuple[bytes, int, Identity] = (b"", -1, (b"", b"", "", True))
-        """For the last event without a request: the root that it names, its minute, and its identity in that minute."""
         self._firsts: dict[int, int] = {}
         """By minute, the number of the first event without a request."""
         known = (key_value(k, v) for k, v in resource.items() if isinstance(v, bool | int | float | str))
@@ -248,9 +247,7 @@ class Encoder:
         """An event without a request, in the trace of its minute, and the root of that trace, if it is the first. A batch
         that is sent again is encoded in the same way."""
         nobody, sequence, minute = event[2][0], event[3], (self._base_ns + event[7]) // semconv.ENGINE_NS
-        if self._minute[:2] != (nobody, minute):
-            self._minute = (nobody, minute, (in_minute(nobody, minute), b"", "", True))
-        identity = self._minute[2]
+        identity: Identity = (in_minute(nobody, minute), b"", "", True)
         event = (*event[:2], identity, *event[3:])  # type: ignore[assignment]
         if self._firsts.setdefault(minute, sequence) != sequence:
             return event, []

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -24,8 +25,6 @@ _SAMPLERS = (
 )  # fmt: skip
 _OTLP = re.compile(r"OTEL_EXPORTER_OTLP_(?:TRACES_)?(?=[A-Z])(?!METRICS_|LOGS_)")
 _HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+=[\x20-\x7e]*")
-_logged: set[str] = set()
-"""The messages logged in this process."""
 
 Check = tuple[str, Callable[[str], bool]]
 """The description of valid values, and the check of a value; an exception means invalid."""
@@ -38,7 +37,7 @@ def usable(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         if not name.startswith("OTEL_"):
             continue
         if not value.strip():
-            del good[name]  # as in the specification
+            del good[name]  # the specification says that an empty value counts as unset
         elif name.endswith("_HEADERS") and _OTLP.match(name):
             _check_headers(name, good)
         elif (check := _CHECKS.get(_OTLP.sub("OTLP_", name))) is not None and not _fits(value.strip(), check[1]):
@@ -55,7 +54,11 @@ def protocol(environ: Mapping[str, str]) -> str:
 
 
 def check_exporter(environ: Mapping[str, str]) -> None:
-    """Raises ImportError, with what to install, if the package that sends by this protocol is missing."""
+    """Check that the package that sends by this protocol is installed.
+
+    Raises:
+        ImportError: it is missing; the text has the command that installs it.
+    """
     if not _has_exporter(protocol(environ)):
         raise ImportError(f"spans cannot be sent: pip install {_exporter(protocol(environ))}")
 
@@ -65,9 +68,9 @@ def endpoint(environ: Mapping[str, str]) -> str:
     return _of_traces("ENDPOINT", environ) or f"http://localhost:{PROTOCOLS[protocol(environ)]}"
 
 
-def number(name: str, default: int, environ: Mapping[str, str] | None = None) -> int:
-    """The number in a variable, by default of the current environment."""
-    text = (usable() if environ is None else environ).get(name)
+def number(name: str, default: int) -> int:
+    """The number in a variable of the environment, or the default."""
+    text = usable().get(name)
     return default if text is None else int(text)
 
 
@@ -97,10 +100,9 @@ def _fits(value: str, check: Callable[[str], bool]) -> bool:
         return False
 
 
+@cache
 def _log(text: str) -> None:
-    if text not in _logged:
-        _logged.add(text)
-        logger.warning("kvtrail: %s", text)
+    logger.warning("kvtrail: %s", text)
 
 
 def _exporter(protocol: str) -> str:

@@ -26,8 +26,8 @@ def message(error: BaseException) -> str:
 
 
 def located(error: BaseException) -> str:
-    """The same, with the innermost location outside of kvtrail's modules: `(at module:line in function)`. A module's name
-    identifies the file without the machine's folders."""
+    """The result of `message`, with the innermost location outside of kvtrail's modules: `(at module:line in function)`. A
+    module's name identifies the file without the machine's folders."""
     for frame, line in reversed([*walk_tb(error.__traceback__)]):
         module = str(frame.f_globals.get("__name__", ""))
         if not module.startswith(_OURS):

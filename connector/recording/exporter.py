@@ -79,7 +79,7 @@ class Exporter:
         caller repeats a failed batch unchanged. An empty batch is also sent: its acknowledgement identifies the receiver.
 
         Raises:
-            Exception: the events cannot be encoded as they are, and none of them has been sent; see `values`.
+            Exception: the events cannot be encoded unchanged, and none of them has been sent; see `values`.
         """
         return True
 
@@ -157,8 +157,7 @@ class ExportProcess(Exporter):
         self._start()
 
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
-        known = {k: v for k, v in resource.items() if isinstance(v, bool | int | float | str)}
-        self._hello = marshal.dumps((known, span_id_base, base_ns))
+        self._hello = marshal.dumps((dict(resource), span_id_base, base_ns))
         try:
             self._write(self._hello)
         except OSError:  # it has already died
@@ -195,7 +194,7 @@ class ExportProcess(Exporter):
         return NOT_SENT
 
     def _read_answer(self) -> bytes:
-        """The answer to a frame, after refused events are counted; None if the process has died."""
+        """The answer to a frame, after refused events are counted; empty if the process has died."""
         read = b""
         while len(read) < ANSWER.size and (more := self._answers.read(ANSWER.size - len(read))):
             read += more

@@ -96,7 +96,7 @@ class Recorder:
         attributes = _resource({**own, **resource}).attributes
         sampled_only = bool(resource.get(semconv.SAMPLED_ONLY.key))
         launch = str(resource.get(semconv.LAUNCH.key, ""))
-        self.contexts = Contexts(engine_id, _sampler(), launch=launch, sampled_only=sampled_only, name=naming())
+        self.contexts = Contexts(engine_id, _sampler(), launch=launch, sampled_only=sampled_only, name_of=naming())
         self._heartbeats = Heartbeats(resource.get(semconv.HEARTBEATS.key, Heartbeats.AUTO))
         self._no_request = RequestContext("", "", root_ids(engine_id, self.id))
         self._exporter = out
@@ -236,7 +236,7 @@ class Recorder:
 
     @property
     def dropped_by(self) -> dict[str, int]:
-        """The same by reason (`Lost`)."""
+        """Number of events lost so far, by reason (`Lost`)."""
         pushed_out, by_bytes = self._ring.dropped, self._ring.crowded_out
         lost: Counter[str] = self._lost + Counter(self._exporter.refused)
         lost[Lost.QUEUE_EVENTS], lost[Lost.QUEUE_BYTES] = max(0, pushed_out - by_bytes), min(pushed_out, by_bytes)
@@ -461,7 +461,7 @@ def _resource(attributes: dict[str, Any]) -> Resource:
     try:
         resource = Resource.create(attributes)
     except Exception:  # a detector that the user asked for
-        logger.exception("kvtrail: what OpenTelemetry knows of this process cannot be read and is left out")
+        logger.exception("kvtrail: OpenTelemetry's attributes of this process cannot be read and are omitted")
         return machine.merge(Resource(attributes))
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "vllm"}))

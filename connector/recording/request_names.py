@@ -21,11 +21,11 @@ _SUFFIX = 8
 """Number of digits with which vLLM distinguishes requests with the same external id."""
 
 
-def naming(environ: Mapping[str, str] = os.environ) -> Callable[[str], str] | None:
-    """A function that maps a request id to its name; None if the id is the name."""
+def naming(environ: Mapping[str, str] = os.environ) -> Callable[[str], str]:
+    """A function that maps a request id to its name: without a key, to the id, shortened if it is too long."""
     secret = environ.get(VARIABLE)
     if not secret:
-        return None
+        return bounded
     key = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
     def hashed(text: str) -> str:

@@ -71,6 +71,8 @@ class Ring:
     Attributes:
         waiting: the events. The recorder appends small ones to it directly.
         numbers: the next sequence numbers.
+        next: the number after all events taken so far.
+        large_bytes: the approximate size of waiting lists and texts in bytes.
         crowded_out: number of events dropped because of the byte limit.
     """
 
@@ -81,25 +83,25 @@ class Ring:
         self.numbers = count()
         self.crowded_out = 0
         self._lock = threading.Lock()
-        self._next = self._dropped = 0
+        self.next = self._dropped = 0
         self._large: deque[tuple[int, int, int]] = deque()
         """For each waiting large event: its number, its size, and its unpacked size in bytes."""
-        self._large_bytes, self._most_large = 0, most_bytes * 3 // 8
+        self.large_bytes, self._most_large = 0, most_bytes * 3 // 8
         self._unpacked_bytes = 0
 
     def append_large(self, event: EventTuple, size: int) -> None:
         """Append an event with `size` bytes of lists and texts."""
         with self._lock:
             packed = size
-            if self._large_bytes > self._most_large // 4 and event[0] != STEP_SPAN:
+            if self.large_bytes > self._most_large // 4 and event[0] != STEP_SPAN:
                 event, packed = _packed(event, size)
             waiting = self.waiting
             waiting.append(event)
             self._large.append((sequence_of(event), packed, size))
-            self._large_bytes += packed
+            self.large_bytes += packed
             self._unpacked_bytes += size
             self._leave(sequence_of(waiting[0]) - 1)  # which small ones have replaced
-            while self._large_bytes > self._most_large and len(waiting) > 1:
+            while self.large_bytes > self._most_large and len(waiting) > 1:
                 gone = waiting.popleft()
                 self.crowded_out += numbers_of(gone)
                 self._leave(sequence_of(gone))
@@ -119,43 +121,33 @@ class Ring:
                 events.append(_unpacked(event))
                 numbers += numbers_of(event)
             after = sequence_of(event) + numbers_of(event)
-            self._dropped += after - self._next - numbers
-            self._next = after
+            self._dropped += after - self.next - numbers
+            self.next = after
             return events
-
-    @property
-    def next(self) -> int:
-        """The number after all events taken so far."""
-        return self._next
-
-    @property
-    def large_bytes(self) -> int:
-        """The approximate size of waiting lists and texts in bytes."""
-        return self._large_bytes
 
     def skip(self) -> None:
         """Skip a sequence number, without counting it as dropped."""
         with self._lock:
             next(self.numbers)
-            self._next += 1
+            self.next += 1
 
     @property
     def is_full(self) -> bool:
         """Whether the next event drops one."""
-        return len(self.waiting) == self.waiting.maxlen or self._large_bytes > self._most_large * 7 // 8
+        return len(self.waiting) == self.waiting.maxlen or self.large_bytes > self._most_large * 7 // 8
 
     @property
     def dropped(self) -> int:
         """The number of dropped events."""
         with self._lock:
-            return max(0, self._dropped + (sequence_of(self.waiting[0]) - self._next if self.waiting else 0))
+            return max(0, self._dropped + (sequence_of(self.waiting[0]) - self.next if self.waiting else 0))
 
     def _leave(self, number: int) -> int:
         """Remove the large events up to this number; returns their unpacked size."""
         size = 0
         while self._large and self._large[0][0] <= number:
             _, held, unpacked = self._large.popleft()
-            self._large_bytes -= held
+            self.large_bytes -= held
             size += unpacked
         self._unpacked_bytes -= size
         return size

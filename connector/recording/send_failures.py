@@ -10,22 +10,21 @@ from enum import Enum
 
 
 class SendFailure(Enum):
-    """A reason, and what to do."""
+    """A reason, and the remedy."""
 
     UNKNOWN = "", "Start one with `kvtrail serve`, or point OTEL_EXPORTER_OTLP_ENDPOINT at it."
     NOBODY = (
-        "nobody listens there",
+        "no service listens there",
         "Start one with `kvtrail serve`, or point OTEL_EXPORTER_OTLP_ENDPOINT at it.",
     )
-    UNRESOLVED = "no address is known for that name", "Look at the name in OTEL_EXPORTER_OTLP_ENDPOINT, and at the DNS."
+    UNRESOLVED = "no address is known for that name", "Check the name in OTEL_EXPORTER_OTLP_ENDPOINT, and the DNS."
     TIMEOUT = (
         "it did not answer in time",
-        "It hangs, has too much to do, or a firewall drops the packets; OTEL_EXPORTER_OTLP_TIMEOUT (seconds) is how long"
-        " is waited.",
+        "It hangs, is overloaded, or a firewall drops the packets; OTEL_EXPORTER_OTLP_TIMEOUT sets the timeout in seconds.",
     )
     BUSY = (
-        "it says that it cannot take anything now",
-        "It is tried again by itself; if this lasts, look at the receiver's log, its disk and its processor.",
+        "it cannot accept anything now",
+        "The recorder retries; if this persists, check the receiver's log, disk and CPU.",
     )
     TOKEN = (
         "it refuses the token",
@@ -39,10 +38,10 @@ class SendFailure(Enum):
     )
     CLOSED = "it closes the connection", "If it expects TLS, OTEL_EXPORTER_OTLP_ENDPOINT must begin with https://."
     NO_OTLP = (
-        "what listens there does not take spans in this way",
+        "the service there does not accept spans by this protocol",
         "gRPC has port 4317 and HTTP 4318 by default, and OTEL_EXPORTER_OTLP_PROTOCOL must fit: grpc or http/protobuf.",
     )
-    REFUSES = "it refuses whatever is sent", "Its log should say why."
+    REFUSES = "it refuses all requests", "Its log should have the reason."
 
     @property
     def why(self) -> str:
@@ -51,7 +50,7 @@ class SendFailure(Enum):
 
     @property
     def advice(self) -> str:
-        """What to do."""
+        """The remedy."""
         return self.value[1]
 
 

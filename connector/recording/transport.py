@@ -65,7 +65,7 @@ class Transport(Protocol):
         """
 
     def close(self) -> None:
-        """Give up what is being sent."""
+        """Abort the current send."""
 
 
 class _Grpc:

@@ -11,6 +11,7 @@ from functools import partial, wraps
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
+from kvtrail.connector.cache_groups import group_of, inner_spec
 from kvtrail.connector.fingerprints import checksums
 from kvtrail.connector.fingerprints.checksums import BlockChecksums, HandedOver
 from kvtrail.connector.fingerprints.comparability import identity_of as identity_of_caches
@@ -23,6 +24,7 @@ from kvtrail.connector.settings import Fingerprints, FingerprintStore, Guard, Se
 from kvtrail.connector.tracing.handoffs import digest_of
 from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.reading import hit_sources
+from kvtrail.tracer.events.cache_groups import ALIGN, ALL, MAMBA
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.semconv import Kind
 
@@ -68,7 +70,7 @@ class BlockChecks:
             self._unwrap(call)
 
     def _before(self, call: str, do: Callable[..., None]) -> Callable[..., Any]:
-        """Wrap a method: call this before each call, with its arguments."""
+        """Wrap a method: `do` is called before each call, with its arguments."""
         plain = getattr(self._connector, call)
 
         @wraps(plain)
@@ -82,8 +84,8 @@ class BlockChecks:
         return wrapped
 
     def _after(self, call: str, do: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Wrap a method: call this after each call, with its result and arguments; None if there is no such method. A result
-        other than None replaces the connector's answer."""
+        """Wrap a method: `do` is called after each call, with its result and arguments. If `do` returns a value other than
+        None, this replaces the connector's answer. Returns None if there is no such method."""
         plain = getattr(self._connector, call, None)
         if plain is None:
             return None
@@ -138,7 +140,7 @@ class SchedulerChecks(BlockChecks):
         self._wrap_after("update_state_after_alloc", self._on_alloc)
         self._wrap_after("build_connector_meta", self._on_step)
         self._wrap_after("update_connector_output", self._on_worker_output)
-        self._wrap_after("reset_cache", self._on_reset)
+        self._wrap_after("reset_cache", lambda succeeded: self._scheduler.on_reset())
         self._handed_over: dict[str, HandedOver] = {}
         """Other engines' descriptions of KV that requests have not loaded yet."""
         if self._receives:
@@ -171,7 +173,7 @@ class SchedulerChecks(BlockChecks):
             return
         tokens, prompt, layout = request.num_computed_tokens, request.prompt_token_ids or (), ""
         each: dict[int, int] = {}
-        if (read := checksums.of_engine(self._engine_id)) is not None:
+        if (read := checksums.BY_ENGINE.get(self._engine_id)) is not None:
             layout, table = read.layout, block_ids[0] if isinstance(block_ids[0], Sequence) else block_ids
             # A request that continues may still write to its last block.
             size = self._groups[0].block_size
@@ -221,9 +223,6 @@ class SchedulerChecks(BlockChecks):
                 # vLLM asks again, and would load the same wrong bytes forever.
                 self._instrumentation.forced_misses |= waiting.difference(failed or ())
 
-    def _on_reset(self, succeeded: Any) -> None:
-        self._scheduler.on_reset()
-
 
 class WorkerChecks(BlockChecks):
     """A worker's side: runs the checks that the scheduler's side plans."""
@@ -234,9 +233,9 @@ class WorkerChecks(BlockChecks):
         self._worker: Any = None
         """A `CheckWorker`, after the KV caches are registered."""
         self._slices: dict[int, str] = {}
-        """By KV cache group, the caches of the fingerprints and their first head."""
+        """By KV cache group, the identity of the caches and the rank's first head."""
         self._in_step: dict[str, Callable[..., Any]] = {}
-        """The wrappers of steps with something to check."""
+        """The wrappers that are installed only in steps with something to check."""
         self._wrap_after("register_kv_caches", self._on_kv_caches)
 
     def _on_kv_caches(self, result: Any, kv_caches: dict[str, Any]) -> None:
@@ -271,7 +270,7 @@ class WorkerChecks(BlockChecks):
         self._in_step["wait_for_save"] = self._before("wait_for_save", self._worker.forward_passed)
 
     def _fingerprints(self, caches: Mapping[int, Any]) -> dict[int, Any]:
-        """The caches of each KV cache group."""
+        """The fingerprints of each KV cache group."""
         from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
 
         num_blocks, heads = self._kv_cache_config.num_blocks, self._heads()
@@ -285,8 +284,8 @@ class WorkerChecks(BlockChecks):
         return made
 
     def _checksums(self, caches: Mapping[int, Any]) -> BlockChecksums | None:
-        """Checksums for hand-offs, if the engine hands over and requests keep all of their blocks. A scheduler's side in this
-        process may also read them."""
+        """Checksums of hand-offs, if the connector receives hand-offs and requests keep all of their blocks. With a single
+        worker, a scheduler's side in this process may also read them."""
         from kvtrail.connector.fingerprints.block_fingerprints import BlockFingerprints
 
         if not self._receives or self._has_groups or any(each.frees_blocks for each in self._groups):
@@ -295,7 +294,7 @@ class WorkerChecks(BlockChecks):
         heads = self._heads().get(group.number, 0)
         read = BlockChecksums(BlockFingerprints(caches[group.number], num_blocks, group.block_size, heads=heads))
         if self._vllm_config.parallel_config.world_size == 1:
-            checksums.enter(self._engine_id, read)
+            checksums.BY_ENGINE[self._engine_id] = read
         return read
 
     def _owns_store(self) -> bool:
@@ -306,7 +305,7 @@ class WorkerChecks(BlockChecks):
         return store is FingerprintStore.OWN
 
     def _heads(self) -> dict[int, int]:
-        """By KV cache group, the heads of its blocks, if this engine hands over to others or they to it: the other engine may
+        """By KV cache group, the number of heads in a block, if there are hand-offs between engines: the other engine may
         have another tensor-parallel size."""
         if not self._receives or getattr(self._vllm_config.parallel_config, "pipeline_parallel_size", 1) > 1:
             return {}
@@ -427,26 +426,15 @@ def groups_of(vllm_config: Any, kv_cache_config: Any) -> list[Group]:
 def _group_of(number: int, spec: Any, hash_size: int) -> Group | None:
     """The checks' description of a group; None if blocks have no hashes, or it is unknown how long a request keeps them:
     encoders, rings of blocks, states that are not cached or that drafts write to, and kinds that a later vLLM adds."""
-    from vllm.v1 import kv_cache_interface as specs
-
-    if hasattr(spec, "kv_cache_specs"):  # layers of one kind whose blocks differ in size
-        spec = next(iter(spec.kv_cache_specs.values()))
-    size, name = spec.block_size, type(spec).__name__
-    if not getattr(spec, "prefix_cacheable", True) or (size % hash_size and name != "MambaSpec"):
+    inner, cache = inner_spec(spec), group_of(spec, 1)
+    has_states = cache.kind == MAMBA
+    if not getattr(inner, "prefix_cacheable", True) or not cache.has_place_for_all:
         return None
-    match name:
-        case "SlidingWindowSpec" | "SlidingWindowMLASpec":
-            return Group(number, size, window=spec.sliding_window)
-        case "ChunkedLocalAttentionSpec":
-            return Group(number, size, chunk=spec.attention_chunk_size)
-        case "MambaSpec":
-            mode = getattr(spec, "mamba_cache_mode", "none")
-            if mode not in ("align", "all") or spec.num_speculative_blocks:
-                return None
-            return Group(number, size, boundary=hash_size, keeps_states=mode == "all")
-        case "RSWASpec":  # it frees blocks in the middle of a request
-            return None
-    return Group(number, size) if isinstance(spec, specs.FullAttentionSpec) else None
+    if has_states and (cache.cache_mode not in (ALIGN, ALL) or inner.num_speculative_blocks):
+        return None
+    if has_states or inner.block_size % hash_size == 0:
+        return Group(number, inner.block_size, cache, hash_size if has_states else 0)
+    return None
 
 
 def _receives(transfer: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
 from time import monotonic_ns
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, proxy
 
 from kvtrail.connector.recording.contexts import RequestContext
@@ -28,19 +28,10 @@ SEEN_BITS = 1 << 8 * _SEEN_BYTES
 _BY_RECORDER: WeakKeyDictionary[Recorder, BlockHashes] = WeakKeyDictionary()
 NewHashes = tuple[bytes | None, int | None]
 """Shortened hashes, and the block number of the first one; None for 0."""
-
-
-class PromptHashes(NamedTuple):
-    """The recorded data of a prompt: the new hashes, the block number of the first one, the hash of the block before it, and
-    the number of its first blocks that may have been in an earlier request."""
-
-    hashes: bytes | None
-    first: int | None
-    after: bytes | None
-    seen: int | None
-
-
-NO_HASHES = PromptHashes(None, None, None, None)
+PromptHashes = tuple[bytes | None, int | None, bytes | None, int | None]
+"""The recorded data of a prompt: the new hashes, the block number of the first one, the hash of the block before it, and the
+number of its first blocks that may have been in an earlier request."""
+NO_HASHES: PromptHashes = (None, None, None, None)
 
 
 class BlockHashes:
@@ -80,7 +71,7 @@ class BlockHashes:
         fresh, _ = self.since(context, request)
         if self._seen is not None:
             self._seen.enter(hashes[context.hashed :])
-        return PromptHashes(fresh, known or None, _SHORT(hashes[known - 1]) if known else None, seen)
+        return fresh, known or None, _SHORT(hashes[known - 1]) if known else None, seen
 
     def since(self, context: RequestContext, request: Any) -> NewHashes:
         """The hashes of the blocks that the request has filled since the last call; only at level `detailed`. If there are

@@ -100,22 +100,20 @@ class StoreEvents(CacheEvents):
 
     def __init__(self, recorder: Recorder, contents: StoreContents) -> None:
         super().__init__(recorder)
-        self._contents = contents
-        self.changes_in_plans = contents.changes_in_plans
-        """Whether it changes while vLLM plans a step, after vLLM's own cache has."""
+        self.contents = contents
 
     def stop(self, source: bytes, step: int, at_ns: int) -> None:
         if self._resync_ns:
             super().stop(source, step, at_ns)
 
     def _follow(self) -> None:
-        self._pending.extend(self._contents.changed())
+        self._pending.extend(self.contents.changed())
 
     def _snapshot(self) -> Sequence[StoreChange]:
-        return [(key, None) for key in self._contents.held()]
+        return [(key, None) for key in self.contents.held()]
 
     def _parts(self, changes: Sequence[StoreChange]) -> Sequence[tuple[Scope, Sequence[Change]]]:
-        tier, named = self._contents.tier, self._recorder.contexts.named
+        tier, named = self.contents.tier, self._recorder.contexts.named
         parts: list[tuple[Scope, Sequence[Change]]] = []
         for request_id, some in groupby(changes, itemgetter(1)):
             name = None if request_id is None else named(request_id).name

@@ -33,7 +33,8 @@ _BLOCKS = {"blocks_ids", "blocks_by_group", "peer_blocks_ids"}
 def given(
     request: Any, returned: Any, name_of: Callable[[str], str], *, is_kept: bool, computed: int, with_blocks: bool
 ) -> Values | None:
-    """The hand-off that the engine keeps for another one, or has already sent, when a request ends; None if there is none.
+    """The values of the hand-off that this engine keeps for another one, or has already sent, when a request ends; None if
+    there is no hand-off.
 
     Args:
         returned: the parameters that the connector returns for the client.
@@ -44,7 +45,7 @@ def given(
     asked = _mapping(getattr(request, "kv_transfer_params", None))
     returned = _mapping(returned)
     is_given = is_kept and (asked.get("do_remote_decode") or returned.get("do_remote_prefill"))
-    is_sent = _mapping(asked.get(GIVING_TIER)) or _mapping(asked.get(LMCACHE))  # as it is computed, from a copy
+    is_sent = _mapping(asked.get(GIVING_TIER)) or _mapping(asked.get(LMCACHE))  # sent during the prefill, from a copy
     if not (is_given or (is_sent and computed >= request.num_prompt_tokens)):
         return None
     tokens = _count(returned.get("remote_num_tokens")) or computed
@@ -53,8 +54,8 @@ def given(
 
 
 def taken(request: Any, name_of: Callable[[str], str], *, with_blocks: bool) -> Values | None:
-    """The hand-off that the engine is to read from another one when a request begins, or declines to read; None if there is
-    none."""
+    """The values of the hand-off that this engine will read from another one when a request begins, or declines to read; None
+    if there is no hand-off."""
     asked = _mapping(getattr(request, "kv_transfer_params", None))
     if not (asked.get("do_remote_prefill") or asked.get("remote_block_ids") or _mapping(asked.get(TAKING_TIER))):
         return None
@@ -78,7 +79,7 @@ def _values(
     covered = length if tokens is None else min(tokens, length)
     digest = None if prompt is None else digest_of(prompt[:covered])
     mode = parameters.get("transfer_mode")
-    held = (None, None) if not blocks else held_at_end(_tuples(blocks))
+    held = (None, None) if not blocks else held_at_end(blocks)
     keys = _keys(side, parameters, name_of)
     return (side.value, keys, peer, tokens, mode and str(mode), length, digest, digest and covered, *held)
 
@@ -101,8 +102,8 @@ def digest_of(tokens: Any) -> str:
 def as_recorded(
     kind: Kind, values: tuple[Any, ...], name_of: Callable[[str], str], *, with_blocks: bool
 ) -> tuple[Any, ...]:
-    """The values of an event from a probe, without values that a level or a setting omits: the blocks of transfers and
-    notifications between engines. `name_of` maps the other engine's request to its recorded name."""
+    """The values of an event from a probe in recorded form. Events between engines have block ids only `with_blocks`, and
+    `name_of` maps the other engine's request to its recorded name."""
     if kind not in _BETWEEN_ENGINES:
         return values
     named = dict(zip(_BETWEEN_ENGINES[kind], values, strict=True))
@@ -113,11 +114,6 @@ def as_recorded(
     if (reason := named["reason"]) is not None:
         named["reason"] = reason[:LONGEST_REASON]
     return tuple(named.values())
-
-
-def _tuples(blocks: Any) -> Any:
-    """Block ids as a tuple with a list for each KV cache group: older connectors have a single list."""
-    return tuple(blocks) if blocks and not isinstance(blocks[0], int) else (list(blocks),)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

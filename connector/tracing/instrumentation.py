@@ -17,10 +17,11 @@ from operator import index
 from time import monotonic, monotonic_ns
 from typing import Any, TypeVar
 
-from kvtrail.connector.known.probe import NO_PROBE, Probe
+from kvtrail.connector.known.probe import NO_PROBE, Probe, ProbeEvent
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.exceptions import cause_of_death, located
 from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.tracing.handoffs import as_recorded
 from kvtrail.connector.tracing.reading import ids_in
 from kvtrail.tracer.events.semconv import Kind
 
@@ -65,7 +66,6 @@ class Instrumentation:
         recorder: the recorder.
         source: the encoded attributes that say who recorded.
         sees_ends: whether the probe reports the transfers that a report of the workers ends.
-        sees_reports: whether it reports the connector's reaction to such a report.
         unprobed: why there is no working probe; None while it works.
     """
 
@@ -86,7 +86,6 @@ class Instrumentation:
         self._is_shut_down = False
         self._last_held_bytes: int | None = None
         self.sees_ends = recorder is not None and type(self._probe).ended is not Probe.ended
-        self.sees_reports = self._probe.sees_reports
         self.unprobed = None if probe is not None and type(probe) is not Probe else NO_PROBE
         if recorder is not None:
             recorder.join()
@@ -134,6 +133,13 @@ class Instrumentation:
     def _record(self, kind: Kind, context: RequestContext | None, at_ns: int, values: tuple[Any, ...]) -> None:
         """Record an event without a duration."""
         self._recorder.record(kind, self.source, context, at_ns, at_ns, values)
+
+    def _record_events(self, events: Iterable[ProbeEvent], at_ns: int) -> None:
+        """Record the events of a connector, as its probe observed them; block ids only at level `detailed`."""
+        contexts, with_blocks = self._recorder.contexts, self._recorder.level.detailed
+        for kind, request_id, values in events:
+            context = None if request_id is None else contexts.of_id(request_id)
+            self._record(kind, context, at_ns, as_recorded(kind, values, contexts.name_of, with_blocks=with_blocks))
 
     def _record_error(
         self,
@@ -184,10 +190,10 @@ class Instrumentation:
         self._failing[question] = self._failing.get(question, 0) + 1
         if self._failing[question] >= MAX_PROBE_FAILURES:
             self._failing.clear()
-            self._probe, self.sees_ends, self.sees_reports = Probe(), False, False
+            self._probe, self.sees_ends = Probe(), False
             logger.error(
-                "kvtrail: the probe of %s failed %d times in a row and is switched off: what only it can see is absent from"
-                " now on",
+                "kvtrail: the probe of %s failed %d times in a row and is switched off: facts that only it can observe are"
+                " missing from now on",
                 self._name,
                 MAX_PROBE_FAILURES,
             )
@@ -212,8 +218,8 @@ class Instrumentation:
         if now_s >= self._log_again_s.get(kind, now_s):
             self._log_again_s[kind] = now_s + LOG_AGAIN_S
             logger.exception(
-                "kvtrail: something of %s could not be recorded (%s); the heartbeats count how often. The engine goes on"
-                " undisturbed.",
+                "kvtrail: an event of %s could not be recorded (%s); the heartbeats count the failures. The engine is not"
+                " affected.",
                 self._name,
                 kind,
             )

@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from secrets import token_bytes
 from typing import Any
 
-from kvtrail.connector.known import capabilities_declared, plain_name
+from kvtrail.connector.known import capabilities_of
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
-from kvtrail.tracer.events.capabilities import Capability, of_connector
+from kvtrail.tracer.events.capabilities import Capability
 
 _SPAN_ID_BYTES = 8
 
@@ -54,14 +54,10 @@ def _end_together(connector: Any) -> None:
     children = [each for each in _traced_children(connector) if each._kvtrail_scheduler.recorder is not None]
     if own.recorder is None or not children:
         return
-    own.ends_by = next(filter(_hands_on, children), children[0])._kvtrail_scheduler
+    hands_on = (each for each in children if Capability.HANDS_ON in capabilities_of(each._kvtrail_plain))
+    own.ends_by = next(hands_on, children[0])._kvtrail_scheduler
     for child in children:
         child._kvtrail_scheduler.ends_by = None
-
-
-def _hands_on(connector: Any) -> bool:
-    plain = connector._kvtrail_plain
-    return Capability.HANDS_ON in of_connector(plain_name(plain), capabilities_declared(plain))
 
 
 def _traced_children(connector: Any) -> list[Any]:

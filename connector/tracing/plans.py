@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from time import monotonic_ns
 from typing import Any
 
-from kvtrail.connector.known.probe import Evicted, Planned, ProbeEvent, Seen
+from kvtrail.connector.known.probe import Evicted, Planned, Seen
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.tracing.handoffs import as_recorded
 from kvtrail.connector.tracing.reading import ids_in
 from kvtrail.connector.tracing.steps import run_of
 from kvtrail.tracer.events.bounded import BoundedDict
@@ -41,7 +40,7 @@ class Plans:
 
     def seen(self, seen: Seen, metadata: Any, output: Any, at_ns: int) -> None:
         """Record the probe's observations of a step, in order: evictions come before the stores that need the space."""
-        loads, stores, evicted, flushed, events = seen
+        loads, stores, evicted, flushed, _ = seen
         callers: dict[str, tuple[bytes, bool]] = {}
         for plan in loads:
             self._planned(Kind.LOAD_PLAN, plan, output, at_ns, callers)
@@ -55,15 +54,6 @@ class Plans:
                 logger.debug("kvtrail: %s cannot carry callers' traces to its workers", type(metadata))
         for number in flushed:
             self.job(Kind.FLUSH, number, ())
-        self.events(events, at_ns)
-
-    def events(self, events: Iterable[ProbeEvent], at_ns: int) -> None:
-        """Record any other events of the connector."""
-        for kind, request_id, values in events:
-            contexts = self._recorder.contexts
-            context = None if request_id is None else contexts.of_id(request_id)
-            with_blocks = context is not None and context.detailed
-            self._record(kind, context, at_ns, as_recorded(kind, values, contexts.name_of, with_blocks=with_blocks))
 
     def evicted(self, chunks: Iterable[Evicted], at_ns: int) -> None:
         """Record the chunks that left the store."""

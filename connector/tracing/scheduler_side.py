@@ -289,8 +289,6 @@ class SchedulerInstrumentation(Instrumentation):
         self._record_ends(ended)
         self._record_load_errors(output, at_ns)
         self._failed.clear()
-        if self.sees_reports:
-            self._record_reported(connector, output, at_ns)
         self._record_completions(output, at_ns)
         self._record_evictions(connector, at_ns)
 
@@ -305,12 +303,6 @@ class SchedulerInstrumentation(Instrumentation):
             for context, blocks in self._holders(invalid):
                 self._record(Kind.LOAD_ERROR, context, at_ns, in_groups(blocks))
                 self._steps.watch(context.request_id)
-
-    @fail_open(Kind.NOTIFICATION, concerns_all=True)
-    def _record_reported(self, connector: Any, output: Any, at_ns: int) -> None:
-        """Record the connector's reaction to the workers' report: releases are recorded before the end."""
-        if seen := self._probe.reported(connector, output):
-            self._plans.events(seen, at_ns)
 
     @fail_open(Kind.EVICT, concerns_all=True)
     def _record_evictions(self, connector: Any, at_ns: int) -> None:
@@ -342,7 +334,7 @@ class SchedulerInstrumentation(Instrumentation):
 
     @fail_open(Kind.REQUEST)
     def _record_end(self, request: Any, context: RequestContext, answer: Any, blocks: Any) -> None:
-        """Record the end of a request, with the blocks if it is to be handed on and was preempted."""
+        """Record the end of a request, with its blocks if it will be handed over and was preempted."""
         if context.ended is None:  # another child of a MultiConnector that is not traced may have recorded it
             values: tuple[Any, ...]
             delayed = False
@@ -366,7 +358,7 @@ class SchedulerInstrumentation(Instrumentation):
 
     @fail_open(Kind.HANDOFF)
     def _record_taken(self, request: Any, context: RequestContext) -> None:
-        """Record the hand-off that the request is to read from another engine, if any."""
+        """Record the hand-off that the request will read from another engine, if any."""
         values = handoffs.taken(request, self._recorder.contexts.name_of, with_blocks=self._level.detailed)
         if values is not None:
             self._record(Kind.HANDOFF, context, monotonic_ns(), values)
@@ -400,6 +392,7 @@ class SchedulerInstrumentation(Instrumentation):
     @fail_open(Kind.STORE_PLAN, concerns_all=True)
     def _record_seen(self, seen: Seen, metadata: Any, output: Any, at_ns: int) -> None:
         self._plans.seen(seen, metadata, output, at_ns)
+        self._record_events(seen.events, at_ns)
 
     def _holders(self, blocks: Collection[int]) -> Iterator[tuple[RequestContext, list[list[int]]]]:
         """The requests that received some of these blocks, and the blocks by KV cache group. Rare: only after a failed load,
@@ -424,7 +417,7 @@ class SchedulerInstrumentation(Instrumentation):
         `can_wait`; a store that changed in the step that `is_planned` is recorded after it."""
         if not self._level.any_detailed:
             return
-        is_later = is_planned and self._store is not None and self._store.changes_in_plans
+        is_later = is_planned and self._store is not None and self._store.contents.changes_in_plans
         if not is_later:
             self._flush(self._store, at_ns)
         self._flush(self._prefix_cache, at_ns, can_wait=can_wait)

@@ -1,5 +1,5 @@
-"""The time in which the scheduler had spare capacity to run one more request. Deadline rules count only this time, since on a
-busy engine requests wait as long as it is busy.
+"""Measures the time in which the scheduler had spare capacity to run one more request. Deadline rules count only this time:
+on a busy engine, requests wait until capacity is free.
 
 vLLM does not pass its scheduler to connectors. It is found once, as the caller that passes its KV cache manager, and only
 read.

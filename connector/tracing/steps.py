@@ -42,13 +42,14 @@ class Steps:
         self._level = recorder.level
         self.previous: Any = None
         self._fresh: set[str] = set()
-        """The requests that ran more than one token in the last step, or for the first time: their current position shows the
-        result and the duration."""
+        """The requests that ran more than one token in the last step, or ran for the first time. Their position in the
+        current step shows the result and the duration of the last one."""
         self._watched: set[str] = set()
+        """The requests with a record of every step."""
         self._last: Mapping[str, int] = {}
-        """Tokens by request in the last step."""
+        """The number of tokens of each request in the last step."""
         self._tables: deque[str] = deque()
-        """The requests with a table to record again, one per step, so that no lost table stays unknown forever."""
+        """The requests with a block table to record again. One is recorded per step, so that no lost table stays unknown."""
         self._next_scan_ns = 0
         self._preempted: dict[str, int] = {}
         """The epoch that began with the last recorded preemption of a request."""
@@ -199,7 +200,7 @@ class Steps:
         rows = list(compress(range(count), running.new_block_ids))
         if (self._fresh or self._watched) and (wanted := (self._fresh | self._watched) & scheduled.keys()):
             n, missing = count, len(wanted)
-            while missing and n:  # those that began last are the last ones
+            while missing and n:  # the latest requests are at the end
                 n -= 1
                 if ids[n] in wanted:
                     missing -= 1
@@ -211,7 +212,7 @@ class Steps:
         if beyond != sum(map(scheduled.__getitem__, map(ids.__getitem__, rows))) - len(rows):
             rows = sorted({*rows, *[n for n, request_id in enumerate(ids) if scheduled[request_id] > 1]})
         left = len(output.finished_req_ids) + len(output.preempted_req_ids or ())
-        if count - len(running.resumed_req_ids) != len(self._last) - left:  # one was not in a step
+        if count - len(running.resumed_req_ids) != len(self._last) - left:  # a request was not in the last step
             rows = sorted({*rows, *[n for n, request_id in enumerate(ids) if request_id not in self._last]})
         return rows
 
@@ -243,9 +244,8 @@ def in_groups(blocks: Sequence[Sequence[int]] | None) -> InGroups:
 
 
 def held_at_end(blocks: Any) -> InGroups:
-    """The block ids that a connector receives at a request's end, as a list, or a tuple with a list for each KV cache
-    group."""
-    return in_groups((blocks,) if isinstance(blocks, list) else blocks)
+    """Block ids as connectors name them when a request ends: a list, or a list for each KV cache group."""
+    return in_groups((blocks,) if not blocks or isinstance(blocks[0], int) else blocks)
 
 
 def _added(blocks: Sequence[Sequence[Sequence[int]] | None]) -> list[Sequence[Sequence[int]]]:

@@ -20,6 +20,7 @@ from operator import index
 from time import monotonic_ns
 from typing import Any
 
+from kvtrail.connector.cache_groups import groups_in
 from kvtrail.connector.fingerprints.comparability import identity_of
 from kvtrail.connector.known import (
     UNTRACED,
@@ -36,7 +37,6 @@ from kvtrail.connector.recording.recorder import of_process
 from kvtrail.connector.settings import Fingerprints, Heartbeats, Settings, Switch, Unsampled
 from kvtrail.connector.tracing import block_checks
 from kvtrail.connector.tracing.block_checks import BlockChecks
-from kvtrail.connector.tracing.cache_groups import groups_in
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.connector.tracing.nesting import Nesting
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
@@ -57,8 +57,8 @@ WATCHED = (
 """Methods for which only exceptions are recorded, if a connector has them."""
 Record = Callable[..., None]
 BINDING = ("bind_kv_cache_manager", "bind_gpu_block_pool")
-"""The method by which vLLM passes its block pool: in its KV cache manager since 0.30, directly before; in 0.20 only to a
-connector with this method."""
+"""The method by which vLLM passes its block pool: since 0.30 within its KV cache manager, before 0.30 directly, and in
+0.20 only to a connector that has this method."""
 
 
 class Tracing:
@@ -233,8 +233,8 @@ def _instrumentation(
     name, known = plain_name(plain), by_class(plain)
     if transfer.kv_connector == f"Traced{name}" and known is not None and known.compared_by_name:
         logger.warning(
-            "kvtrail: vLLM decides some things by the name %s, which %s hides from it; better use kv_connector %r"
-            " with kv_connector_module_path 'kvtrail.connector'",
+            "kvtrail: vLLM decides some things by the name %s, which %s hides from it; use kv_connector %r"
+            " with kv_connector_module_path 'kvtrail.connector' instead",
             *(name, transfer.kv_connector, name),
         )
     source = {
@@ -287,7 +287,8 @@ def _instrumentation(
 
 
 def _lease(known: KnownConnector | None, connector: Any) -> Callable[[str], float | None] | None:
-    """How long this connector keeps the blocks of an ended request, by its id, if known."""
+    """A function that returns for how many seconds this connector keeps the blocks of an ended request, by the request's id;
+    None if it is unknown."""
     if known is None or (lease := known.lease) is None:
         return None
     there = weakref.proxy(connector)
@@ -339,7 +340,7 @@ def _read(what: str, read: Callable[[], Any]) -> Any:
     try:
         return read()
     except Exception:
-        logger.exception("kvtrail: %s cannot be read: what follows from it is unknown", what)
+        logger.exception("kvtrail: %s cannot be read and is not recorded", what)
         return None
 
 

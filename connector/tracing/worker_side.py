@@ -6,7 +6,6 @@ from time import monotonic_ns
 from typing import Any
 
 from kvtrail.connector.known.probe import Moved
-from kvtrail.connector.tracing.handoffs import as_recorded
 from kvtrail.connector.tracing.instrumentation import Instrumentation, fail_open
 from kvtrail.connector.tracing.plans import CALLERS
 from kvtrail.tracer.events.semconv import Kind
@@ -19,12 +18,7 @@ class WorkerInstrumentation(Instrumentation):
     def on_report(self, connector: Any, report: Any) -> None:
         """Called after the connector has reported ended transfers: record messages of other engines."""
         if seen := self._ask("reported", connector, report, concerns=lambda: None):
-            at_ns, contexts = monotonic_ns(), self._recorder.contexts
-            with_blocks = self._recorder.level.detailed
-            for kind, request_id, values in seen:
-                context = None if request_id is None else contexts.of_id(request_id)
-                recorded = as_recorded(kind, values, contexts.name_of, with_blocks=with_blocks)
-                self._record(kind, context, at_ns, recorded)
+            self._record_events(seen, monotonic_ns())
 
     @fail_open(Kind.LOAD, concerns_all=True)
     def on_copy(self, kind: Kind, connector: Any, start_ns: int) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from kvtrail.connector import faults
 from kvtrail.connector.faults import Answer as Answer
-from kvtrail.connector.known.probe import ProbeEvent
+from kvtrail.connector.known.offload.probe import OffloadProbe
+from kvtrail.connector.known.probe import ProbeEvent, Seen
 
 BLOCK_SIZE = 32
 """Tokens per KV block of the engines that faults are injected into."""
@@ -16,8 +17,7 @@ class Fault(faults.Fault):
     """A known bug. Without a hook overridden it does nothing.
 
     Attributes:
-        reports_more: whether a step may have `probe_events`, or evictions without a store.
-        probe_events: what the connector reports at the next step besides plans and evictions.
+        probe_events: what the connector reports at the next step besides plans and evictions, with a `ReportingProbe`.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -42,3 +42,11 @@ class Fault(faults.Fault):
     def take_probe_events(self) -> list[ProbeEvent]:
         events, self.probe_events = self.probe_events, []
         return events
+
+
+class ReportingProbe(OffloadProbe):
+    """For faults with evictions in steps without a store, or with `probe_events`: their `kvtrail_probe`."""
+
+    def stepped(self, connector: Any, metadata: Any) -> Seen:
+        seen = super().stepped(connector, metadata) or Seen(evicted=self.forgotten(connector))
+        return seen._replace(events=connector.take_probe_events())

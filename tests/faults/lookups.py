@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from faults.fault import Answer, Fault
+from faults.fault import Answer, Fault, ReportingProbe
 
 
 class EndlessDeferral(Fault):
@@ -64,7 +64,7 @@ class AsyncDeclaration(Fault):
 class PhantomHit(Fault):
     """An evicted chunk stays in the index: lookups go on claiming it."""
 
-    reports_more = True
+    kvtrail_probe = ReportingProbe
 
     def take_evicted(self) -> list[tuple[str, int, int, str | None]]:
         evicted = super().take_evicted()

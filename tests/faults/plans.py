@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from faults.fault import BLOCK_SIZE, Answer, Fault
+from faults.fault import BLOCK_SIZE, Answer, Fault, ReportingProbe
 
 
 class WrongResumeOffset(Fault):
@@ -129,7 +129,7 @@ class EvictedHit(Fault):
 
     rule = "evicted-in-use"
 
-    reports_more = True
+    kvtrail_probe = ReportingProbe
 
     def prepare(self) -> None:
         self._matched: list[str] = []
@@ -146,7 +146,7 @@ class EvictedHit(Fault):
 class SelfEviction(Fault):
     """pegaflow #396: the first chunk of a prompt counts as used longest ago, and makes room for a later one."""
 
-    reports_more = True
+    kvtrail_probe = ReportingProbe
 
     def prepare(self) -> None:
         self._first: dict[str, str] = {}

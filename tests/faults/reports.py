@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from faults.fault import BLOCK_SIZE, Answer, Fault
+from faults.fault import BLOCK_SIZE, Answer, Fault, ReportingProbe
 from kvtrail.connector.known.probe import ProbeEvent
 from kvtrail.tracer.events.semconv import Kind
 
@@ -13,7 +13,7 @@ from kvtrail.tracer.events.semconv import Kind
 class _Reporting(Fault):
     """A fault that shows in events of the connector itself."""
 
-    reports_more = True
+    kvtrail_probe = ReportingProbe
 
     def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
         if self.last_matched:

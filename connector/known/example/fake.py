@@ -10,7 +10,7 @@ from kvtrail.connector.known.fake import Fake, Job
 
 
 class ExampleFake(Fake):
-    """Replaces the workers' files: what a step stores exists in the next one, as an empty folder."""
+    """Replaces the workers' files: a prompt that a step stores exists from the next step on, as an empty folder."""
 
     def extra(self, folder: Path) -> dict[str, Any]:
         return {"shared_storage_path": str(folder / "stored")}

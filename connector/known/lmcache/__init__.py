@@ -6,7 +6,7 @@ from kvtrail.connector.known import KnownConnector
 from kvtrail.tracer.events.capabilities import Capability
 
 ENDS_THE_ENGINE = "0.3.11"
-"""It appends tokens that are computed again to its list a second time, and `wait_for_save` fails with `assert
+"""This version appends recomputed tokens to its list a second time, and `wait_for_save` fails with `assert
 len(slot_mapping) == len(token_ids)`. 0.5.6 does not."""
 
 

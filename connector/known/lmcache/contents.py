@@ -1,15 +1,14 @@
-"""What LMCache's local CPU backend holds, chunk by chunk.
+"""The chunks in LMCache's local CPU backend.
 
-LMCache names chunks by hashes of its own. Which of vLLM's blocks a chunk ends with is known when a request stores it, so the
-worker's side notes that. Only lookups ask for what is noted, on the scheduler's side, so both must be in one process; and
-nothing else may answer these lookups: no other tier, no layers apart, no chunks that are not full.
+LMCache names chunks by its own hashes. When a request stores a chunk, the worker's side notes the hash of the vLLM block with
+which the chunk ends. Lookups read these notes on the scheduler's side, so both sides must be in one process. The backend
+alone must answer lookups: no other tier, no layer-wise storage, and no partial chunks.
 
-Known: LMCache 0.3.10, 0.3.11 and 0.5.6. All of them put chunks into the backend one by one, and remove them one by one.
+Known: LMCache 0.3.10, 0.3.11 and 0.5.6. All of them add chunks to the backend, and remove them, one by one.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
@@ -30,7 +29,7 @@ class Contents(StoreContents):
 
     Attributes:
         requests: vLLM's requests, by their ids, as long as they are open.
-        worker: LMCache's part of the connector on the worker's side.
+        worker: a weak reference to LMCache's part of the connector on the worker's side.
     """
 
     tier = TIER
@@ -38,7 +37,7 @@ class Contents(StoreContents):
 
     @classmethod
     def of(cls, engine_id: str) -> Contents:
-        """The one of this engine in this process."""
+        """The instance of this engine in this process."""
         contents = _OF_ENGINES.get(engine_id)
         if contents is None:
             contents = _OF_ENGINES[engine_id] = cls()
@@ -51,20 +50,16 @@ class Contents(StoreContents):
         self._follows: Any = None
         """The backend that is followed."""
         self._names: dict[Any, bytes] = {}
-        """The hash of its last block, of each chunk that is held, by LMCache's key."""
+        """The hash of the last block of each held chunk, by LMCache's key."""
         self._copies: Counter[bytes] = Counter()
-        """Chunks by this hash: LMCache may distinguish chunks that vLLM does not."""
+        """The number of chunks with each hash: LMCache may distinguish chunks that have the same hash in vLLM."""
         self._storing: str | None = None
         """The request that is being stored."""
         self._ends: dict[Any, int] = {}
-        """Where its chunks end, in tokens, by LMCache's keys."""
-
-    def register(self, worker: Any) -> None:
-        """Remember LMCache's part of the connector on the worker's side."""
-        self.worker = weakref.ref(worker)
+        """The ends of its chunks, in tokens, by LMCache's key."""
 
     def follow(self) -> bool:
-        """Whether the backend is followed, from now on at least: it must be empty then, and the only one."""
+        """Follow the backend; returns whether it is followed. At the start it must be empty, and the only backend."""
         worker = self.worker()
         engine = getattr(worker, "lmcache_engine", None)
         backend = None if engine is None else _only_backend(engine)
@@ -79,7 +74,7 @@ class Contents(StoreContents):
         return list(self._copies)
 
     def _hear(self, worker: Any, engine: Any, backend: Any) -> None:
-        """Note each chunk that comes and goes: LMCache's calls say it."""
+        """Observe LMCache's calls that add or remove a chunk."""
         process: Callable[..., Iterator[Any]] = engine.token_database.process_tokens
 
         @wraps(process)
@@ -113,7 +108,7 @@ class Contents(StoreContents):
         self._ends.clear()
 
     def _on_clear(self, *_: Any, **named: Any) -> End:
-        """Chunks that are in use stay: then each of the others leaves by itself."""
+        """Observe a clear. If chunks in use remain, the removal of each other chunk is recorded, otherwise one clear."""
         was_held, waiting = bool(self._names), self._changes
         self._changes = deque()
 
@@ -124,10 +119,10 @@ class Contents(StoreContents):
         return cleared
 
     def _gained(self, key: Any, block_size: int) -> None:
-        """A chunk of the request that is being stored has come.
+        """Note a new chunk of the request that is being stored.
 
         Raises:
-            KeyError, IndexError, TypeError: which blocks it stands for is not known.
+            KeyError, IndexError, TypeError: the chunk's blocks are unknown.
         """
         request = self.requests[self._storing]  # type: ignore[index]  # nothing else puts chunks there
         name = bytes(request.block_hashes[self._ends[key] // block_size - 1])[-HASH_BYTES:]
@@ -145,7 +140,7 @@ class Contents(StoreContents):
 
 
 def _only_backend(engine: Any) -> Any:
-    """The local CPU backend, where it alone answers LMCache's lookups; None where chunks may be elsewhere, too."""
+    """The local CPU backend, if it alone answers LMCache's lookups; None if chunks may also be elsewhere."""
     config, backends = engine.config, engine.storage_manager.storage_backends
     is_whole = (
         list(backends) == [BACKEND]
@@ -157,6 +152,7 @@ def _only_backend(engine: Any) -> Any:
 
 
 def _storing(worker: Any, tokens: Any) -> str | None:
-    """The request with these tokens: an older LMCache does not say. Requests with the same tokens store the same."""
+    """The request with these tokens, for an older LMCache, which does not name it. Requests with the same tokens store
+    the same chunks."""
     metadata = worker._parent._connector_metadata
     return next((each.req_id for each in metadata.requests if each.token_ids[: len(tokens)] == tokens), None)

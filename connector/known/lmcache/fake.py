@@ -19,15 +19,15 @@ CHUNK_SIZE = "lmcache.chunk_size"
 QUIET = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_DISABLE_BANNER": "1"}
 """Set before LMCache is imported, unless the user has set it."""
 MATCHED = "matched"
-"""The key of the fake's settings: what the recorded store held at each request's lookups, in tokens."""
+"""A key of the fake's settings: for each request, the number of tokens that the recorded store held at each lookup."""
 
 
 class LMCacheFake(Fake):
-    """Replaces the socket to the workers' lookup server, that server, and the workers' copy: what a step saves is stored when
-    the step ends. What the lookup client remembers about requests is LMCache's own.
+    """Replaces the workers' lookup server, the socket to it, and the workers' copies: the tokens that a step saves are stored
+    when the step ends. LMCache's own lookup client keeps its state of requests.
 
-    When a recording is driven again, the store holds at each lookup what the recorded one held, which may have been filled
-    before the recording began or by other engines, and may have evicted."""
+    When a recording is driven again, the store holds at each lookup the tokens that the recorded store held. That store may
+    have been filled before the recording or by other engines, and may have evicted chunks."""
 
     def __init__(self, extra: Any) -> None:
         super().__init__(extra)

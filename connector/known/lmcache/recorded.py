@@ -1,4 +1,4 @@
-"""LMCache in vLLM's process: chunks of the recorded size, and at each lookup as many tokens in the store as were recorded."""
+"""LMCache in vLLM's process, with the recorded chunk size and, at each lookup, the recorded number of tokens in the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtrail.connector.known.recorded import RecordedStore
 
 
 def as_recorded(store: RecordedStore) -> dict[str, Any]:
-    """LMCache is mostly configured by its own variables or its file, which no recording shows."""
+    """The settings from the recording. LMCache's own variables and its file, which usually configure it, are not recorded."""
     chunk_size = {} if store.chunk_size is None else {CHUNK_SIZE: store.chunk_size}
     return {**store.settings, **chunk_size, SETTINGS: {MATCHED: store.matched}}
 

@@ -1,4 +1,4 @@
-"""LMCache in a process of its own."""
+"""LMCache in a separate process."""
 
 from kvtrail.connector.known import KnownConnector
 from kvtrail.tracer.events.capabilities import Capability

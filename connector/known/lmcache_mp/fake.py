@@ -1,6 +1,6 @@
-"""LMCache in a process of its own: its server, in memory.
+"""LMCache in a separate process: a server in memory.
 
-The connector is LMCache's, or, with LMCACHE_USE_UPSTREAM_MP=1 in the environment, that of vLLM 0.32. Both talk to the server
+The connector is LMCache's, or the one of vLLM 0.32 with LMCACHE_USE_UPSTREAM_MP=1 in the environment. Both call the server
 through LMCache's own scheduler adapter.
 """
 
@@ -18,8 +18,8 @@ from kvtrail.connector.known.lmcache_mp.probe import blocks_of
 
 
 class LMCacheMPFake(Fake):
-    """Replaces the server (`RequestClient`, before LMCache 0.5.5 `MessageQueueClient`), the heartbeat to it, and the workers'
-    copy. The server's chunks have `chunk_size` tokens (256 by default), and it answers a lookup after `answers_after` (0)
+    """Replaces the server (`RequestClient`, before LMCache 0.5.5 `MessageQueueClient`), its heartbeat, and the workers'
+    copies. The server's chunks have `chunk_size` tokens (256 by default), and it answers a lookup after `answers_after` (0)
     unanswered queries. vLLM 0.32's connector calls the adapter of LMCache 0.5.6 with arguments that it does not take; they
     are translated."""
 
@@ -29,7 +29,7 @@ class LMCacheMPFake(Fake):
         super().__init__(extra)
         self._chunks = Chunks(self.settings.get("chunk_size", 256))
         self._number = 0
-        """Of stores."""
+        """The number of the last store."""
         self._server = _Server(self._chunks, self.settings.get("answers_after", 0))
 
     @contextmanager
@@ -64,7 +64,7 @@ class LMCacheMPFake(Fake):
             yield
 
     def jobs(self, connector: Any, plan: Any) -> Iterator[Job]:
-        """A retrieval succeeds or fails as a whole, including the blocks that vLLM had computed."""
+        """The jobs of a step. A retrieval succeeds or fails as a whole, including the blocks that vLLM had computed."""
         for request in plan.requests:
             name, op = request.request_id, request.op
             if request.direction == "STORE":
@@ -80,16 +80,16 @@ class LMCacheMPFake(Fake):
 
 
 class _Server:
-    """What the scheduler's side asks of an LMCache server; it answers at once."""
+    """The part of an LMCache server that the scheduler's side calls. It answers at once."""
 
     def __init__(self, chunks: Chunks, answers_after: int) -> None:
         self._chunks = chunks
         self._answers_after = answers_after
         self._asked: dict[str, tuple[int, int]] = {}
-        """By request: the chunks that its lookup matched, and how many more queries stay unanswered."""
+        """For each request, the number of chunks that its lookup matched, and of further queries that stay unanswered."""
 
     def submit_request(self, kind: Any, payloads: Sequence[Any], answer: Any = None) -> Any:
-        """A request as LMCache before 0.5.5 sends it."""
+        """Handle a request in the form of LMCache before 0.5.5."""
         return getattr(self, kind.name.lower())(*payloads)
 
     def get_experimental(self) -> Any:

@@ -1,26 +1,20 @@
-"""LMCache in a process of its own: the connector's tracker of a request shows what matched, its metadata what is copied.
+"""LMCache in a separate process: the connector's tracker of a request shows the match, and its metadata shows the copies.
 
-Known: the connector of LMCache 0.5.6, which counts tokens, and the one that comes with vLLM 0.32, which counts blocks. For
-one with another layout nothing is reported; nothing is guessed. But of one that was read before nothing is left out: what
-looks wrong is reported as it is, and what cannot be read raises.
+Known: the connector of LMCache 0.5.6, which counts tokens, and the one that comes with vLLM 0.32, which counts blocks. A
+connector with another layout is handled as in `known.lmcache.probe`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from kvtrail.connector.known.probe import Planned, Probe, Seen
-
-_OTHER_LAYOUT = (AttributeError, TypeError)
-"""What reading raises in a connector with another layout."""
+from kvtrail.connector.known.lmcache.probe import OTHER_LAYOUT, PlanReader
+from kvtrail.connector.known.probe import Planned
 
 
-class LMCacheMPProbe(Probe):
-    """The scheduler's side. What the server moves cannot be seen."""
-
-    def __init__(self) -> None:
-        self._fits = False
-        """Whether plans were read before."""
+class LMCacheMPProbe(PlanReader):
+    """The scheduler's side. The server's copies cannot be observed."""
 
     def chunk_size(self, connector: Any) -> int | None:
         adapter = getattr(connector, "scheduler_adapter", None)  # a worker has none
@@ -28,8 +22,8 @@ class LMCacheMPProbe(Probe):
         return size if isinstance(size, int) else None
 
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
-        """LMCache asks its server once for each admission and subtracts again in every lookup until then, so no answer counts
-        as remembered. A lookup that it does not carry out shows nothing."""
+        """LMCache asks its server once for each admission and subtracts in every lookup until then, so no answer counts as
+        remembered. A lookup that it does not carry out leaves no trace."""
         try:
             tracker = connector.request_trackers[request.request_id]
             if hasattr(tracker, "num_lmcache_hit_tokens"):
@@ -37,22 +31,13 @@ class LMCacheMPProbe(Probe):
             else:
                 matched = tracker.num_lmcache_hit_blocks * connector.vllm_block_size
             return matched or None, None  # 0 until the server has answered
-        except (*_OTHER_LAYOUT, KeyError):
+        except (*OTHER_LAYOUT, KeyError):
             return None, None
 
-    def stepped(self, connector: Any, metadata: Any) -> Seen | None:
-        """The tokens that are copied. The first tokens of a retrieval may be in vLLM's cache already; workers skip them."""
-        try:
-            loads = [_planned(request) for request in metadata.requests if request.direction != "STORE"]
-            stores = [_planned(request) for request in metadata.requests if request.direction == "STORE"]
-        except _OTHER_LAYOUT:
-            if self._fits:
-                raise
-            return None
-        if not (loads or stores):
-            return None
-        self._fits = True
-        return Seen(loads, stores)
+    def plans(self, connector: Any, metadata: Any) -> tuple[Sequence[Planned], Sequence[Planned]]:
+        """The copied tokens. The first tokens of a retrieval may already be in vLLM's cache; workers skip them."""
+        loads = [_planned(request) for request in metadata.requests if request.direction != "STORE"]
+        return loads, [_planned(request) for request in metadata.requests if request.direction == "STORE"]
 
 
 def blocks_of(op: Any) -> tuple[int, ...] | None:
@@ -64,7 +49,7 @@ def blocks_of(op: Any) -> tuple[int, ...] | None:
 
 
 def _planned(request: Any) -> Planned:
-    """One that would end before it begins is one of no tokens."""
+    """The plan of a transfer. If its end precedes its start, it has no tokens."""
     op = request.op
     return Planned(request.request_id, op.start, max(0, op.end - op.start), blocks_of(op))
 

@@ -1,4 +1,4 @@
-"""vLLM's MooncakeConnector, which hands requests on."""
+"""vLLM's MooncakeConnector, which hands requests over to another engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtrail.tracer.events.patience import MOONCAKE_S, Patience
 
 
 def _limit_s() -> float:
-    """Seconds that the sending engine waits for the other one to ask, and that the other one waits for the blocks."""
+    """Seconds for which the prefill engine waits for a request of the decode engine, and the decode engine for the blocks."""
     from vllm import envs
 
     return float(getattr(envs, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", MOONCAKE_S))

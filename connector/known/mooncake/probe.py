@@ -1,32 +1,27 @@
-"""Mooncake's messages between workers, and the writes of the engine that prefills.
+"""Observes Mooncake's messages between workers, and the writes of the prefill engine.
 
-The worker of the engine that decodes names its blocks, or none if it needs nothing; the other one writes to them and answers.
-All of that runs in threads of the connector's own. Known: vLLM 0.32.
+The decode engine's worker names its blocks, or none if it needs nothing. The prefill engine's worker writes to them and
+answers. All of this runs in the connector's own threads. Known: vLLM 0.32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from kvtrail.connector.known.messages import Messages, blocks_of_both, notification, transfer
+from kvtrail.connector.known.messages import Messages, blocks_of_both
 from kvtrail.connector.known.probe import Probe, ProbeEvent
 from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
 
 FAILED = "failed"
-"""What the worker of the engine that decodes says itself, if no answer comes."""
-_ASKED: ContextVar[Any] = ContextVar("the message that a task of the sending worker answers")
-
-
-class _Write(NamedTuple):
-    """The write to one request of another engine: its hand-off, and what is recorded of it."""
-
-    transfer_id: str
-    values: Mapping[str, Any]
+"""The notification that the decode engine's worker records if no answer comes."""
+_ASKED: ContextVar[tuple[Any, dict[str, Callable[..., None]]]] = ContextVar("asked")
+"""The message that a task of the sending worker answers, and for each request of the other engine a function that notes the
+state of the write to it."""
 
 
 class MooncakeProbe(Probe):
@@ -56,14 +51,14 @@ class MooncakeProbe(Probe):
     def reported(self, connector: Any, report: Any) -> Sequence[ProbeEvent]:
         return self._messages.take() if self._messages else ()
 
-    # On the worker of the engine that prefills.
+    # On the prefill engine's worker.
 
     def _name(self, metadata: Any) -> None:
         for request_id, (transfer_id, _) in metadata.reqs_to_send.items():
             self._messages.name(transfer_id, request_id)
 
     def _on_asked(self, identity: bytes, socket: Any, asked: Any) -> None:
-        """The other engine's worker names blocks of some requests, or says that they need nothing."""
+        """Note that the decode engine's worker names blocks of some requests, or says that they need nothing."""
         _ASKED.set((asked, {}))
         for peer_request, (transfer_id, blocks) in asked.req_blocks.items():
             count = _count(blocks)
@@ -71,7 +66,7 @@ class MooncakeProbe(Probe):
             self._note(said, Direction.RECEIVED, transfer_id, peer_request, asked, blocks_count=count)
 
     def _on_write(self, worker: Any, built: Any, ready: Iterable[Any], asked: Any, *_: Any) -> None:
-        """What is about to be written; the requests that cannot be are in the answer."""
+        """Note the writes that are about to begin. `built` has the requests that cannot be written."""
         failed, writes = set(built[3]), _ASKED.get()[1]
         for peer_request, sending in ready:
             theirs = asked.req_blocks[peer_request][1]
@@ -86,12 +81,12 @@ class MooncakeProbe(Probe):
                 "blocks_count": count,
                 **(blocks_of_both(ours, theirs) if peer_request not in failed else {}),
             }
-            writes[peer_request] = _Write(sending.transfer_id, values)
+            writes[peer_request] = partial(self._note_write, sending.transfer_id, values)
             if peer_request not in failed:
-                self._note_write(writes[peer_request], XferState.POSTED)
+                writes[peer_request](XferState.POSTED)
 
     def _on_answer(self, worker: Any, answer: Any) -> None:
-        """Before it is sent."""
+        """Note an answer before it is sent."""
         if not hasattr(answer, "status") or (context := _ASKED.get(None)) is None:
             return
         asked, writes = context
@@ -104,14 +99,14 @@ class MooncakeProbe(Probe):
         ):
             for peer_request in requests:
                 transfer_id = asked.req_blocks[peer_request][0]
-                if (write := writes.pop(peer_request, None)) is not None:
-                    self._note_write(write, state, reason)
+                if (note_write := writes.pop(peer_request, None)) is not None:
+                    note_write(state, reason)
                 self._note(said, Direction.SENT, transfer_id, peer_request, asked)
                 if said is Notice.REFUSAL:
                     self._messages.give_up(transfer_id)
 
     def _on_sent(self, worker: Any) -> End:
-        """What is reported as sent without having been is given up after the connector's own time."""
+        """Note requests that are reported as sent without having been sent: the connector's time limit has expired."""
         sent = set(worker.finished_sending_reqs)
 
         def fetched(finished: set[str] | None, error: Exception | None) -> None:
@@ -120,20 +115,23 @@ class MooncakeProbe(Probe):
 
         return fetched
 
-    def _note_write(self, write: _Write, state: XferState, reason: str | None = None) -> None:
-        values = transfer(XferOp.WRITE, state, **write.values, reason=reason)
-        self._messages.note_of(write.transfer_id, Kind.XFER, **values)
+    def _note_write(
+        self, transfer_id: str, values: Mapping[str, Any], state: XferState, reason: str | None = None
+    ) -> None:
+        to_record = {"xfer_op": XferOp.WRITE.value, "xfer_state": state.value, "reason": reason, **values}
+        self._messages.note_of(transfer_id, Kind.XFER, **to_record)
 
     def _note(
         self, said: Notice, direction: Direction, transfer_id: str, peer_request: str, asked: Any, **values: Any
     ) -> None:
         values |= {"peer": _peer(asked), "peer_rank": asked.remote_tp_rank, "peer_request": peer_request}
-        self._messages.note_of(transfer_id, Kind.NOTIFICATION, **notification(said.value, direction, **values))
+        message = {"notification": said.value, "direction": direction.value}
+        self._messages.note_of(transfer_id, Kind.NOTIFICATION, **message, **values)
 
-    # On the worker of the engine that decodes.
+    # On the decode engine's worker.
 
     def _on_request(self, address: str, pulls: Mapping[str, Any]) -> None:
-        """Blocks are named to a worker of the other engine, or it hears that nothing is needed."""
+        """Note that blocks are named to a worker of the prefill engine, or that nothing is needed."""
         for request_id, pull in pulls.items():
             count = _count(pull.local_block_ids)
             said = Notice.REGISTRATION if count else Notice.DONE
@@ -152,7 +150,7 @@ class MooncakeProbe(Probe):
         return ended
 
     def _on_failed(self, pulls: Mapping[str, Any], requests: Iterable[str], reason: str) -> None:
-        """By an answer, which is recorded, or without one. Both run in one thread."""
+        """Note failed requests, unless an answer says so, which is recorded itself. Both calls are made in one thread."""
         if self._answering:
             return
         for request_id in requests:
@@ -160,12 +158,12 @@ class MooncakeProbe(Probe):
                 self._note_here(FAILED, Direction.RECEIVED, request_id, pull, reason=reason)
 
     def _note_here(self, said: str, direction: Direction, request_id: str, pull: Any, **values: Any) -> None:
-        peer = getattr(pull, "remote_engine_id", None)
-        self._messages.note(Kind.NOTIFICATION, request_id, **notification(said, direction, peer=peer, **values))
+        values |= {"notification": said, "direction": direction.value, "peer": getattr(pull, "remote_engine_id", None)}
+        self._messages.note(Kind.NOTIFICATION, request_id, **values)
 
 
 class _Encoder:
-    """The worker's encoder, which has each answer before it is sent, with a method that can be watched."""
+    """The worker's encoder, which gets each answer before it is sent, with a method that can be replaced."""
 
     def __init__(self, plain: Any) -> None:
         self._plain = plain

@@ -1,4 +1,4 @@
-"""vLLM's MultiConnector, which asks several connectors one after the other."""
+"""vLLM's MultiConnector, which asks several connectors in order."""
 
 from kvtrail.connector.known import KnownConnector
 from kvtrail.tracer.events.capabilities import Capability

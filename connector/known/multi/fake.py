@@ -1,4 +1,4 @@
-"""vLLM's MultiConnector: the fakes of its children, and its own metadata around theirs."""
+"""vLLM's MultiConnector: combines the fakes of its children, and their metadata."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtrail.connector.known.fake import Fake, Job, fake_for
 
 
 class MultiFake(Fake):
-    """Replaces what its children's fakes replace."""
+    """Combines the fakes of its children."""
 
     def __init__(self, extra: Mapping[str, Any]) -> None:
         super().__init__(extra)

@@ -12,14 +12,14 @@ from kvtrail.tracer.events.patience import NIXL_S, Patience
 
 
 def _patience(settings: Mapping[str, Any]) -> Patience:
-    """A prefill's lease goes on for as long as the decoding engine sends heartbeats; the other limit is for blocks that the
-    decoding engine keeps, and for the registrations of a push."""
+    """`load_s` is the time for which the decode engine keeps blocks, and the limit of a push's registrations. `keep_s` is at
+    least that: heartbeats of the decode engine extend the lease of a prefill."""
     kept_s = float(settings.get("decoder_kv_blocks_ttl", NIXL_S))
     return Patience(kept_s, max(kept_s, float(settings.get("kv_lease_duration", 0.0))))
 
 
 def _lease(connector: Any, request_id: str) -> float | None:
-    """The scheduler's side notes when the lease of each request ends, by `time.perf_counter`."""
+    """The remaining lease in seconds. The scheduler's side stores the end of each lease, by `time.perf_counter`."""
     ends_s = getattr(getattr(connector, "connector_scheduler", None), "_reqs_need_send", {}).get(request_id)
     return None if ends_s is None else float(ends_s) - perf_counter()
 

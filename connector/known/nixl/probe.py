@@ -1,4 +1,4 @@
-"""What NIXL's workers do and say to each other: reads and writes, notifications, and leases that end."""
+"""Observes NIXL's workers: reads and writes, notifications between engines, and expired leases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from threading import local
 from typing import Any
 
-from kvtrail.connector.known.messages import Messages, notification
+from kvtrail.connector.known.messages import Messages
 from kvtrail.connector.known.nixl.transfers import Transfers
 from kvtrail.connector.known.probe import Probe, ProbeEvent
 from kvtrail.connector.known.watching import End, after, watch
@@ -17,23 +17,23 @@ from kvtrail.tracer.events.events import Direction, Notice
 from kvtrail.tracer.events.semconv import Kind
 
 HEARTBEAT, REGISTRATION = b"HB:", b"PUSH_REG:"
-"""How the messages begin that say nothing of a transfer; the others are `REQUEST:EXPECTED`."""
+"""Prefixes of messages that are not about a transfer. Other messages have the form `REQUEST:EXPECTED`."""
 MAX_ENGINES = 256
-"""Other engines with which a handshake is followed."""
+"""Maximum number of other engines with an observed handshake."""
 
 
 class NixlProbe(Probe):
-    """On a worker. The engine that prefills is not asked when another one reads: it sees a notification once that one has the
-    blocks. Where it writes, the other one registers its blocks before, and sees the notification."""
+    """The worker's side. When a decode engine reads blocks, the prefill engine only gets a notification after the read. When
+    the prefill engine writes, the decode engine has registered its blocks before, and gets the notification."""
 
     report_calls = ("start_load_kv", "get_transfer_results", "get_finished")
 
     def __init__(self) -> None:
         self._messages = Messages()
         self._handshakes: BoundedDict[str, Any] = BoundedDict(MAX_ENGINES)
-        """The last handshake with each engine that was under way."""
+        """The last pending handshake with each engine."""
         self._sending = local()
-        """Why this thread's last notification was not sent."""
+        """`reason`: why this thread's last notification was not sent."""
 
     def made(self, connector: Any) -> None:
         worker = getattr(connector, "connector_worker", None)
@@ -60,16 +60,16 @@ class NixlProbe(Probe):
                     self._note_done(worker, reads, str(peer), message)
 
     def _note_done(self, worker: Any, reads: bool, peer: str, message: bytes) -> None:
-        """A reader or a writer is done."""
+        """Note that a reader or a writer is done."""
         request_id, _, number = message.decode(errors="replace").rpartition(":")
         expected = int(number) if number.isascii() and number.isdecimal() else None
         if not request_id or expected is None:
             self._notice(None, Notice.UNKNOWN, Direction.RECEIVED, peer=peer)
         elif reads:
             if not hasattr(worker, "expected_consumer_notifications_by_req"):
-                expected = max(1, expected // worker.world_size)  # before vLLM 0.32 the number is that of all its ranks
+                expected = max(1, expected // worker.world_size)  # before vLLM 0.32 the number is for all ranks
             self._messages.note(Kind.READ, request_id, peer=peer, notifications_expected=expected)
-        else:  # the number is that of all the writer's ranks; those that write to this one are as many times fewer
+        else:  # the number is for all ranks of the writer; a share of them writes to this rank
             meta = worker._recving_metadata.get(request_id)
             writers = max(1, expected // worker.world_size) * getattr(meta, "pp_size", 1)
             self._notice(
@@ -78,7 +78,8 @@ class NixlProbe(Probe):
             )  # fmt: skip
 
     def _note_registered(self, message: bytes) -> None:
-        """Which request it is for is only known once the engine has matched the two ids."""
+        """Note the registration of another engine's blocks. Its request is unknown until the engine has matched the two
+        ids."""
         from msgspec import msgpack
 
         said = msgpack.decode(message[len(REGISTRATION) :])
@@ -116,15 +117,15 @@ class NixlProbe(Probe):
         pending.add_done_callback(over)
 
     def _note_extended(self, worker: Any, _: Any, payload: str) -> None:
-        """A heartbeat of an engine that is to read names the requests that it waits for."""
+        """Note extended leases: the heartbeat of a decode engine names the requests for which it waits."""
         lease_s = round(worker._lease_extension)
         for each in payload.split(","):
             if each in worker._reqs_to_send:
                 self._messages.note(Kind.LEASE, each, lease_s=lease_s)
 
     def _note_expired(self, worker: Any, done: set[str], *_: Any) -> End | None:
-        """What `_reap_expired_send_leases` adds to the requests that are done is given up without all of its readers."""
-        if not worker._reqs_to_send:  # nothing is kept: most steps of an engine that decodes
+        """Note the requests that `_reap_expired_send_leases` adds to `done`: not all of their readers were done."""
+        if not worker._reqs_to_send:  # no blocks are kept, as in most steps of a decode engine
             return None
         before = set(done)
 
@@ -135,11 +136,12 @@ class NixlProbe(Probe):
         return reaped
 
     def _notice(self, request_id: str | None, what: Notice, direction: Direction, **values: Any) -> None:
-        self._messages.note(Kind.NOTIFICATION, request_id, **notification(what, direction, **values))
+        values |= {"notification": what.value, "direction": direction.value}
+        self._messages.note(Kind.NOTIFICATION, request_id, **values)
 
 
 def _number_of(blocks: Any) -> int:
-    """Blocks of all KV cache groups; some registrations have one list, without groups."""
+    """The number of blocks in all KV cache groups. Some registrations have a single list, without groups."""
     return sum(len(group) if isinstance(group, list | tuple) else 1 for group in blocks)
 
 

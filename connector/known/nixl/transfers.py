@@ -1,4 +1,4 @@
-"""The reads and writes of vLLM's NIXL worker, as its methods post them and notice their ends."""
+"""Observes the reads and writes of vLLM's NIXL worker: the methods that post them and detect their ends."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from kvtrail.connector.known.messages import blocks_of_both, notification, transfer
+from kvtrail.connector.known.messages import blocks_of_both
 from kvtrail.connector.known.watching import End, after, watch
 from kvtrail.tracer.events.bounded import BoundedDict
 from kvtrail.tracer.events.events import Direction, Notice, XferOp, XferState
 from kvtrail.tracer.events.semconv import Kind
 
 MAX_OPEN = 4096
-"""Requests with transfers that are followed at the same time; beyond that the oldest is forgotten, and its end not
-recorded."""
+"""Maximum number of requests with observed transfers. Beyond it the oldest is forgotten, and its end is not recorded."""
 FAILED = "ERR"
-"""What NIXL says of a transfer that has failed on its way."""
+"""NIXL's state of a transfer that failed after it was posted."""
 Blocks = Sequence[Sequence[int]]
 
 
 class _Posted(NamedTuple):
-    """A transfer with an unknown end."""
+    """A posted transfer that has not ended: the other engine, its rank, and its name for the request."""
 
     peer: str
     rank: int | None
@@ -29,7 +28,7 @@ class _Posted(NamedTuple):
 
 
 class Transfers:
-    """Follows a worker's transfers: those of an engine that decodes and reads, or of one that prefills and writes."""
+    """Observes a worker's transfers: reads of a decode engine, or writes of a prefill engine."""
 
     def __init__(self, worker: Any, note: Callable[..., object], unsent: Callable[[], str | None]) -> None:
         """`note` records an observation, on any thread. `unsent` returns why this thread's last notification was not
@@ -37,11 +36,12 @@ class Transfers:
         self._worker, self._note, self._unsent = worker, note, unsent
         self._open: BoundedDict[str, list[_Posted]] = BoundedDict(MAX_OPEN)
         self._failed: BoundedDict[str, bool] = BoundedDict(MAX_OPEN)
-        """Requests with a recorded failure and other transfers that are not over."""
+        """Requests with a recorded failure whose other transfers have not ended."""
         self._failure: str | None = None
-        """What failed within the current post."""
+        """The failure within the current post."""
         self._trimmed: tuple[Blocks, Blocks] | None = None
-        """The blocks of the current post, of the engine that decodes and of the other one, without what the first one has."""
+        """The blocks of the current post in the decode engine and in the other engine, without those that the decode engine
+        already has."""
         self._posting: dict[str, Any] = {}
         """The arguments of the current post; empty between posts."""
         self._op = XferOp.READ if hasattr(worker, "_read_blocks") else XferOp.WRITE
@@ -62,7 +62,7 @@ class Transfers:
             local, remote = self._moved()
             if self._op is XferOp.READ:
                 self._end_read(local, remote, error)
-            elif len(local) or error is not None:  # else there is nothing to write
+            elif len(local) or error is not None:  # otherwise there is nothing to write
                 writers = max(1, self._worker.world_size // self._info().remote_tp_size)
                 self._posted(local, remote, writers, error)
         finally:
@@ -70,17 +70,17 @@ class Transfers:
 
     def _end_read(self, local: Blocks, remote: Blocks, error: Exception | None) -> None:
         post, expected = self._posting, self._posting.get("expected_consumers")
-        if not any(map(len, local)):  # nothing is needed: a notification alone is sent
-            values = notification(
-                Notice.DONE, Direction.SENT, blocks_count=0, peer=post["dst_engine_id"], peer_rank=self._rank(),
+        if not any(map(len, local)):  # nothing is needed: only a notification is sent
+            self._note(
+                Kind.NOTIFICATION, post["request_id"], notification=Notice.DONE.value, direction=Direction.SENT.value,
+                blocks_count=0, peer=post["dst_engine_id"], peer_rank=self._rank(),
                 peer_request=post["remote_request_id"], notifications_expected=expected, reason=self._unsent(),
             )  # fmt: skip
-            self._note(Kind.NOTIFICATION, post["request_id"], **values)
         else:
             self._posted(local, remote, expected, error)
 
     def _moved(self) -> tuple[Blocks, Blocks]:
-        """The blocks of this engine and of the other one that the current post is about."""
+        """The blocks of the current post in this engine and in the other one."""
         if self._trimmed is not None:
             return self._trimmed if self._op is XferOp.READ else self._trimmed[::-1]  # type: ignore[return-value]
         named = self._posting.get("read_spec")
@@ -101,17 +101,18 @@ class Transfers:
         self._seen(XferState.POSTED if failure is None else XferState.FAILED, request_id, one, failure, **values)
 
     def _note_failure(self, _: Any, request_id: str, handle: Any = None, *rest: Any, **named: Any) -> None:
-        """A transfer has failed, at the post, at a look, or before. It may be called within the handler of an exception."""
+        """Note a failed transfer: at its post, at a check of its state, or before. May be called while an exception is
+        handled."""
         error = sys.exception()
         if self._posting.get("request_id") == request_id and error is not None:
             self._failure = f"{type(error).__name__}: {error}"  # the post is about to end
         elif error is not None or handle is not None:
             self._end(request_id, XferState.FAILED, f"{type(error).__name__}: {error}" if error else FAILED)
-        elif self._op is XferOp.READ:  # who is written to has no transfer of its own
+        elif self._op is XferOp.READ:  # the engine that is written to has no transfer itself
             self._end(request_id, XferState.FAILED, self._declined(request_id))
 
     def _declined(self, request_id: str) -> str:
-        """Why a read was not posted."""
+        """The reason why a read was not posted."""
         remote = self._worker._recving_metadata[request_id].remote
         if remote.engine_id in getattr(self._worker, "_invalid_remote_engines", ()):
             return "the other engine is not connected any more"
@@ -126,10 +127,10 @@ class Transfers:
             self._failed.pop(request_id, None)
 
     def _end(self, request_id: str, state: XferState, reason: str | None) -> None:
-        """Record that the transfers of a request have ended, or that one of them, unknown which, has failed."""
+        """Record that all transfers of a request have ended, or that one of them has failed; which one is unknown."""
         if state is XferState.FAILED:
             if request_id in self._failed:
-                return  # noticed at each look, until NIXL gives the handle back
+                return  # reported at each check, until the handle is released
             self._failed[request_id] = True
         posted = self._open.pop(request_id, [])
         if not posted and state is XferState.FAILED:
@@ -138,16 +139,17 @@ class Transfers:
             self._seen(state, request_id, one, reason)
 
     def _expected_from(self, request_id: str) -> _Posted:
-        """The engine from which a request would have read, had its transfer been posted."""
+        """The engine from which a request would have read if its transfer had been posted."""
         remote = getattr(self._worker._recving_metadata.get(request_id), "remote", None)
         return _Posted(remote.engine_id, None, remote.request_id) if remote else _Posted("", None, "")
 
     def _seen(self, state: XferState, request_id: str, one: _Posted, reason: str | None, **values: Any) -> None:
-        about = {"peer": one.peer or None, "peer_rank": one.rank, "peer_request": one.request or None, "reason": reason}
-        self._note(Kind.XFER, request_id, **transfer(self._op, state, **about, **values))
+        values |= {"xfer_op": self._op.value, "xfer_state": state.value, "reason": reason}
+        values |= {"peer": one.peer or None, "peer_rank": one.rank, "peer_request": one.request or None}
+        self._note(Kind.XFER, request_id, **values)
 
     def _blocks(self, local: Blocks, remote: Blocks) -> dict[str, Any]:
-        """The numbers of vLLM's blocks, and their ids where NIXL has no smaller ones."""
+        """The number of vLLM's blocks, and their ids unless NIXL's blocks are smaller."""
         ratio = getattr(self._worker, "_physical_blocks_per_logical_kv_block", 1)
         theirs = getattr(self._info(), "remote_physical_blocks_per_logical", ratio)
         number = sum(map(len, local))

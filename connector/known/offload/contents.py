@@ -1,6 +1,6 @@
-"""What a store of the OffloadConnector holds, with several KV cache groups: of each group what each chunk has of it.
+"""The contents of an OffloadConnector's store, with several KV cache groups: the blocks of each group in each chunk.
 
-With one group its plans and evictions say the same.
+With one group, its plans and evictions have the same information.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from kvtrail.connector.known.probe import CLEARED, Change, Evicted, StoreContents
+from kvtrail.connector.known.probe import Evicted, StoreContents
 from kvtrail.connector.known.watching import after
 from kvtrail.tracer.events.semconv import GROUP_BYTES, HASH_BYTES
 
 
 class Contents(StoreContents):
-    """Follows a connector by its plans and evictions. Full attention and a recurrent state are in a chunk or not, and named
-    by the hash of its last block; of other groups a chunk may have some blocks only, and each has a name."""
+    """Observes the plans and evictions of a connector. A chunk has all or none of the blocks of full attention and recurrent
+    states, which are named by the hash of the last block. It may have some of the blocks of other groups; each is named."""
 
     tier = "host"
     changes_in_plans = True
@@ -26,18 +26,18 @@ class Contents(StoreContents):
         super().__init__()
         self._connector = connector
         self._held: defaultdict[str, list[bytes]] = defaultdict(list)
-        """The names of what each chunk has, by its key."""
+        """The names in each chunk, by the chunk's key."""
         after(connector._scheduler, "reset", self._on_reset)
 
-    def _on_reset(self, result: None) -> None:
+    def _on_reset(self, *_: Any, **named: Any) -> None:
         self._held.clear()
-        self._changes.append((CLEARED, None))
+        super()._on_reset()
 
     def held(self) -> Sequence[bytes]:
         return [name for names in self._held.values() for name in names]
 
     def planned(self, plan: Any, evicted: Sequence[Evicted]) -> None:
-        """A step stores what its plan says, after it has made room."""
+        """Note a step's evictions, and then the stores of its plan."""
         self.left(evicted)
         try:
             copies = [copy for copy in plan.to_store() if copy.blocks]
@@ -52,15 +52,12 @@ class Contents(StoreContents):
             self._failure = error
 
     def left(self, evicted: Iterable[Evicted]) -> None:
-        """These chunks have left the store."""
+        """Note that these chunks have left the store."""
         for request_id, chunks in groupby(evicted, lambda chunk: chunk.request_id):
             names = [name for chunk in chunks for name in self._held.pop(chunk.key, ())]
             self._note([(name,) for name in sorted(names, key=lambda name: name[HASH_BYTES:])], request_id)
 
     def _names(self, copy: Any) -> list[bytes]:
-        """What a copy brings into its chunk."""
+        """The names that a copy adds to its chunk."""
         group = copy.group.to_bytes(GROUP_BYTES, "big")
         return [each[-HASH_BYTES:] + group for each in self._connector.hashes_of(copy)]
-
-    def _note(self, changes: Iterable[Change], request_id: str | None) -> None:
-        self._changes.extend([(change, request_id) for change in changes])

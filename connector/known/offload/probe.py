@@ -1,4 +1,4 @@
-"""The OffloadConnector shows its last match, its plans, its evictions and what it holds."""
+"""The OffloadConnector: its last match, its plans, its evictions, and the contents of its store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class OffloadProbe(Probe):
 
     def __init__(self) -> None:
         self._contents: Contents | None = None
-        """Of several KV cache groups."""
+        """The store's contents, with several KV cache groups."""
 
     def made(self, connector: Any) -> None:
         if connector.has_groups and connector.role.name == "SCHEDULER":
@@ -40,11 +40,11 @@ class OffloadProbe(Probe):
         return connector._scheduler.still_held(keys)  # type: ignore[no-any-return]  # only the connector's name is known
 
     def held_bytes(self, connector: Any) -> int | None:
-        is_known = connector.role.name == "SCHEDULER"  # of each worker, which does not know it itself
+        is_known = connector.role.name == "SCHEDULER"  # it knows the bytes on each worker, and a worker does not
         return connector._scheduler.held_bytes() if is_known else None
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
-        if not (metadata.loads or metadata.stores or metadata.present or metadata.refused or connector.reports_more):
+        if not (metadata.loads or metadata.stores or metadata.present or metadata.refused):
             return None  # in a step, a chunk is evicted only to make room for a store
         evicted = [Evicted(*each) for each in connector.take_evicted()]
         if self._contents is not None:
@@ -56,8 +56,7 @@ class OffloadProbe(Probe):
         stores += [Planned(request_id, start, 0, None) for request_id, start in metadata.refused]
         if len(stores) > 1:
             stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
-        events = connector.take_probe_events() if connector.reports_more else ()
-        return Seen(loads, stores, evicted, events=events)
+        return Seen(loads, stores, evicted)
 
     def forgotten(self, connector: Any) -> Sequence[Evicted]:
         evicted = [Evicted(*each) for each in connector.take_evicted()]

@@ -1,5 +1,5 @@
-"""The OffloadConnector fills its index by its own planning. Its budget in bytes is of the recorded model, whose chunks had
-other sizes."""
+"""The OffloadConnector. Its own planning fills the store again. The recorded budget in bytes is converted, since the recorded
+model's chunks had another size."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kvtrail.connector.offload.config import DEFAULT_CHUNK_SIZE, DEFAULT_HOST_BY
 from kvtrail.tracer.events.events import Evict
 
 PLENTY = 1 << 16
-"""Chunks of room where nothing was evicted."""
+"""The capacity in chunks if nothing was evicted."""
 
 
 def as_recorded(store: RecordedStore) -> dict[str, Any]:
-    """The recorded chunk size, and room for as many chunks as the recorded store had."""
+    """The recorded chunk size, and the recorded capacity in chunks."""
     chunk_size, slots = store.chunk_size or DEFAULT_CHUNK_SIZE, PLENTY
     sizes = [event.bytes for event in store.events if isinstance(event, Evict) and event.bytes]
     if sizes and store.same_connector:

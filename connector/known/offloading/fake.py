@@ -1,4 +1,4 @@
-"""vLLM's OffloadingConnector: its jobs have numbers, and its workers report which have ended."""
+"""vLLM's OffloadingConnector: jobs have numbers, and workers report the ended jobs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from kvtrail.connector.known.fake import Copies, Fake, Job
 
 
 class OffloadingFake(Fake):
-    """Replaces the workers' copy between GPU and host."""
+    """Replaces the workers' copies between GPU and host."""
 
     def __init__(self, extra: Mapping[str, Any]) -> None:
         super().__init__(extra)
         self.plans_copies = _names_places()
 
     def jobs(self, connector: Any, plan: Any) -> Iterator[Job]:
-        if not hasattr(plan, "load_jobs"):  # an older vLLM waits for requests, and not for numbered jobs
+        if not hasattr(plan, "load_jobs"):  # an older vLLM has no numbered jobs: it waits for requests
             return
         for number, job in plan.load_jobs.items():
             yield Job(number, loads=(job.req_id,), copies=self._copies(connector, job, loads=True))
@@ -24,7 +24,7 @@ class OffloadingFake(Fake):
             yield Job(number, copies=self._copies(connector, job, loads=False))
 
     def _copies(self, connector: Any, job: Any, *, loads: bool) -> Copies | None:
-        """What a job copies. Chunks of several blocks may begin before the first block that is copied."""
+        """The copies of a job. A chunk of several blocks may begin before the first copied block."""
         if not self.plans_copies:
             return None
         in_vllm, in_host = (job.dst_spec, job.src_spec) if loads else (job.src_spec, job.dst_spec)
@@ -52,7 +52,7 @@ class OffloadingFake(Fake):
 
 
 def _names_places() -> bool:
-    """Whether the jobs of this vLLM say what they copy and where to, in one form; those of an older one do not."""
+    """Whether the jobs of this vLLM name the source and the target of their copies; those of an older vLLM do not."""
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import TransferJob
     except ImportError:

@@ -1,10 +1,9 @@
-"""vLLM's native OffloadingConnector: the jobs that its scheduler's side hands to the workers, their ends, and what its store
-loses.
+"""vLLM's native OffloadingConnector: the jobs that its scheduler's side assigns to the workers, their ends, and evictions.
 
-It does not store the matched prefix after a lookup, so that stays unknown. In vLLM 0.20 its transfers have no numbers,
-and nothing of them is seen. What a store gains and loses is seen where that is in host memory alone; keys in plans where
-there is one KV cache group. Of a store of several tiers it is seen what lookups fetch into host memory, and which of that
-leaves it again before it is loaded; not how else chunks move between tiers.
+The connector does not keep the matched prefix after a lookup, so the match is unknown. In vLLM 0.20 transfers have no numbers
+and are not observed. Stores and evictions are observed if the store is in host memory only, and the keys of plans if there is
+one KV cache group. With several tiers, the chunks that lookups fetch into host memory are observed, and their evictions
+before they are loaded, but no other movement between tiers.
 """
 
 from __future__ import annotations
@@ -28,18 +27,16 @@ from kvtrail.connector.known.probe import (
 )
 from kvtrail.connector.known.watching import after
 from kvtrail.tracer.events.bounded import BoundedDict
-from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.events.semconv import GROUP_BYTES, HASH_BYTES, Kind
 
 MAX_FETCHED = 65_536
-"""Chunks remembered as fetched into host memory."""
+"""Maximum number of chunks that are remembered as fetched into host memory."""
 MAX_BOUNDARIES = 64
-"""Ends of chunks at which it is recorded whether a group holds what it needs, the last ones up to a claimed length."""
+"""Maximum number of chunk ends, the last ones up to a claimed length, that are examined for a KV cache group."""
 HOST = "cpu"
-"""The tier that chunks are fetched into."""
+"""The tier into which chunks are fetched."""
 FULL_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec")
 """vLLM's specifications of groups with blocks that hold all tokens of a request."""
-_GROUP_BYTES, _HASH_BYTES = 4, 8
-"""A key is the hash of a chunk's last block (its end is recorded) and the number of the KV cache group."""
 
 
 class OffloadingProbe(Probe):
@@ -50,11 +47,11 @@ class OffloadingProbe(Probe):
         self._fetched: BoundedDict[bytes, None] = BoundedDict(MAX_FETCHED)
         """The chunks that were fetched into host memory and neither loaded nor evicted since."""
         self._fetches: deque[tuple[str, bytes]] = deque(maxlen=MAX_PENDING)
-        """Fetches that were not reported yet: the request and the chunk."""
+        """Fetches that are not reported yet: the request and the chunk."""
         self._contents: Contents | None = None
-        """Of several KV cache groups."""
+        """The store's contents, with several KV cache groups."""
         self._failure: Exception | None = None
-        """What could not be noted of an eviction."""
+        """The error that prevented an eviction from being noted."""
 
     def knows_plans(self) -> bool:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
@@ -62,7 +59,7 @@ class OffloadingProbe(Probe):
         return "load_jobs" in OffloadingConnectorMetadata.__dataclass_fields__
 
     def chunk_size(self, connector: Any) -> int | None:
-        """Only where chunks are seen, too: in a store in host memory alone."""
+        """Only for a store in host memory only, whose chunks are observed."""
         return None if _held(connector) is None else _tokens_per_chunk(connector)
 
     def contents(self, connector: Any) -> StoreContents | None:
@@ -121,7 +118,7 @@ class OffloadingProbe(Probe):
         meta = getattr(output, "kv_connector_worker_meta", None)
         if meta is None or not meta.completed_jobs:
             return ()
-        jobs = connector.connector_scheduler._jobs  # without those that a reset has dropped
+        jobs = connector.connector_scheduler._jobs  # without the jobs that a reset has dropped
         return [
             number
             for number, workers in meta.completed_jobs.items()
@@ -129,7 +126,7 @@ class OffloadingProbe(Probe):
         ]
 
     def _follow(self, connector: Any) -> None:
-        """Note what leaves the store: the calls of its manager say it."""
+        """Observe the manager's calls, which show the evictions."""
         self._follows = manager = connector.connector_scheduler.manager
         tokens = _tokens_per_chunk(connector)
         if tokens is None or len(_groups(connector)) > 1:
@@ -148,7 +145,7 @@ class OffloadingProbe(Probe):
 
         def completed(answer: Any, keys: Any, *more: Any, **named: Any) -> None:
             held = _held(connector) or ()
-            note([key for key in keys if key not in held], None)  # those with a failed copy
+            note([key for key in keys if key not in held], None)  # chunks with a failed copy
 
         after(manager, "prepare_store", prepared, self._failed)
         after(manager, "complete_store", completed, self._failed)
@@ -157,7 +154,7 @@ class OffloadingProbe(Probe):
         self._failure = error
 
     def _follow_tiers(self, manager: Any, host: Any, tokens: int) -> None:
-        """Note what a manager of several tiers fetches into host memory, and what of that leaves it before it is loaded."""
+        """Observe the chunks that a manager of several tiers fetches into host memory and evicts before they are loaded."""
         if not hasattr(manager, "_initiate_promotion") or not hasattr(host, "prepare_write"):
             return
 
@@ -181,7 +178,7 @@ class OffloadingProbe(Probe):
             after(host, call, prepared, self._failed)
 
     def _take_fetches(self, connector: Any) -> list[ProbeEvent]:
-        """The fetches that were not reported yet: one event for chunks of a request that follow each other."""
+        """The fetches that are not reported yet, with one event for consecutive chunks of a request."""
         scheduler, tokens = connector.connector_scheduler, _tokens_per_chunk(connector) or 0
         runs: list[tuple[str, int, list[str]]] = []
         while self._fetches:
@@ -203,19 +200,19 @@ class OffloadingProbe(Probe):
 
 
 def _groups(connector: Any) -> Sequence[Any]:
-    """How the KV cache groups are configured."""
+    """The configurations of the KV cache groups."""
     groups: Sequence[Any] = getattr(getattr(connector.connector_scheduler, "config", None), "kv_group_configs", ())
     return groups
 
 
 def _tokens_per_chunk(connector: Any) -> int | None:
-    """Tokens of a chunk, where those of all KV cache groups have one size."""
+    """Tokens per chunk, if it is the same in all KV cache groups."""
     sizes = {getattr(group, "tokens_per_chunk", None) for group in _groups(connector)}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def _held(connector: Any) -> Mapping[bytes, Any] | None:
-    """The keys of a store in host memory; None where they cannot be seen."""
+    """The chunks of a store in host memory, by key; None if they cannot be observed."""
     manager = getattr(connector.connector_scheduler, "manager", None)
     policy = getattr(manager, "_policy", None) if type(manager).__name__ == "CPUOffloadingManager" else None
     held = getattr(policy, "chunks", getattr(policy, "blocks", None))
@@ -225,8 +222,8 @@ def _held(connector: Any) -> Mapping[bytes, Any] | None:
 def _boundaries(
     config: Any, keys: Sequence[bytes], held: Mapping[bytes, Any], computed: int, claimed: int
 ) -> tuple[int, ...]:
-    """The lengths near the claimed one at which a group's chunks are held as far as they are needed there: ends of chunks,
-    and the claimed length itself, which may be a token before the end of one."""
+    """The lengths near the claimed one at which the store holds all chunks that a group needs. Lengths are ends of chunks and
+    the claimed length itself, which may be one token before the end of a chunk."""
     size, spec = int(config.tokens_per_chunk), config.kv_cache_spec
     window, within = getattr(spec, "sliding_window", None), getattr(spec, "attention_chunk_size", None)
     has_states = hasattr(spec, "mamba_cache_mode")
@@ -254,8 +251,8 @@ def _boundaries(
 
 
 def _planned(scheduler: Any, size: int, number: int, job: Any, in_vllm: Any) -> Planned:
-    """`in_vllm` names the blocks. Without the `scheduler` no chunks are seen. Those that are in the store already are left
-    out: where some in the middle are, the position is unknown."""
+    """The plan of a job. `in_vllm` names the blocks; without `scheduler`, chunks cannot be observed. Chunks that the store
+    already holds are omitted; if they are in the middle, the position is unknown."""
     blocks = tuple(int(block) for block in in_vllm.block_ids)
     keys, in_one = (None, False) if scheduler is None else _keys(scheduler, number, job)
     first = getattr(in_vllm, "block_indices", None)
@@ -264,8 +261,8 @@ def _planned(scheduler: Any, size: int, number: int, job: Any, in_vllm: Any) -> 
 
 
 def _planned_in_groups(scheduler: Any, configs: Sequence[Any], number: int, job: Any, in_vllm: Any) -> Planned:
-    """The same of several KV cache groups; the connector may leave some of them out. Its tokens are those of the first group
-    of full attention, which has blocks for all of them."""
+    """The plan of a job with several KV cache groups; the connector may omit some of them. The tokens are those of the first
+    group with full attention, which has blocks for all tokens."""
     blocks, sizes = tuple(int(block) for block in in_vllm.block_ids), tuple(map(int, in_vllm.group_sizes))
     if [config.group_idx for config in configs] != list(range(len(configs))):
         return Planned(job.req_id, None, 0, None, None, number)
@@ -282,9 +279,8 @@ def _planned_in_groups(scheduler: Any, configs: Sequence[Any], number: int, job:
 
 
 def _is_one_run(scheduler: Any, number: int, job: Any, group: int, stored: tuple[Any, int]) -> bool:
-    """Whether a store's blocks of a group follow each other: chunks that the store holds are left out, and so are blocks that
-    a window has left behind. The part of a block where a prompt ends, which is stored with a recurrent state, is none of the
-    chunks."""
+    """Whether a store's blocks of a group are consecutive. Chunks that the store holds are omitted, as are blocks outside a
+    window. The partial block at a prompt's end, which is stored with a recurrent state, is not a chunk."""
     config, blocks = stored
     if not blocks or (blocks == 1 and not any(each.requires_cow_source for each in scheduler.config.kv_group_configs)):
         return True
@@ -296,8 +292,8 @@ def _is_one_run(scheduler: Any, number: int, job: Any, group: int, stored: tuple
 
 
 def _keys(scheduler: Any, number: int, job: Any) -> tuple[tuple[str, ...] | None, bool]:
-    """The keys of a job's chunks, in the order of their tokens, and whether they follow each other; None if they cannot be
-    seen. A job is most often of a request's latest chunks."""
+    """The keys of a job's chunks in the order of their tokens, and whether the chunks are consecutive; None if they cannot be
+    observed. The search begins at the end, since most jobs are about a request's latest chunks."""
     wanted: Collection[bytes] = getattr(scheduler._jobs.get(number), "keys", ())
     states: Sequence[Any] = getattr(scheduler._req_status.get(job.req_id), "group_states", ())
     if not wanted or len(states) != 1:
@@ -315,7 +311,8 @@ def _keys(scheduler: Any, number: int, job: Any) -> tuple[tuple[str, ...] | None
 
 
 def _short(key: bytes) -> str:
-    return key[-_GROUP_BYTES - _HASH_BYTES : -_GROUP_BYTES].hex()
+    """A key in recorded form: the end of the hash of the chunk's last block. The number of the KV cache group follows it."""
+    return key[-GROUP_BYTES - HASH_BYTES : -GROUP_BYTES].hex()
 
 
 PROBE = OffloadingProbe

@@ -1,5 +1,4 @@
-"""vLLM's native OffloadingConnector: its scheduler's side knows what the store holds, so its own planning fills it. How much
-room there was is not recorded."""
+"""vLLM's native OffloadingConnector. Its own planning fills the store again. The recorded capacity is unknown."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import Any
 from kvtrail.connector.known.recorded import RecordedStore
 
 ROOM = 1 << 30
-"""Bytes of host memory at most; blocks of the model that stands in have a few KiB."""
+"""Maximum number of bytes of host memory. A block of the replacement model has a few KiB."""
 
 
 def as_recorded(store: RecordedStore) -> dict[str, Any]:

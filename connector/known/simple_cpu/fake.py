@@ -1,5 +1,5 @@
-"""vLLM's SimpleCPUOffloadConnector: the loads and the stores of a step are an event each, numbered by kind, and a stream ends
-them in their order."""
+"""vLLM's SimpleCPUOffloadConnector: a step has one event for all loads, and one for all stores. Events are numbered by kind,
+and end in order on one stream for each kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOAD, STORE = "load", "store"
 
 
 class SimpleCpuFake(Fake):
-    """Replaces the workers' copy between GPU and host, and the two streams on which it runs."""
+    """Replaces the workers' copies between GPU and host, and their two streams."""
 
     plans_loads = True
     plans_copies = True
@@ -27,7 +27,7 @@ class SimpleCpuFake(Fake):
             yield Job((STORE, plan.store_event), stream=STORE, copies=copies)
 
     def flushes(self, plan: Any, job: Job) -> bool:
-        """All of them, when a request is preempted."""
+        """All jobs, when a request is preempted."""
         return bool(plan.need_flush)
 
     def worker_metadata(self, ended: Sequence[Job]) -> Any:

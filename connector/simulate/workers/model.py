@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from kvtrail.connector.cache_groups import groups_in
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.calls import Calls, Load
 from kvtrail.connector.simulate.tiny_model import HEADS, HIDDEN
 from kvtrail.connector.simulate.workers.contents import FAILED, UNKNOWN, UNWRITTEN, LayerCache, Shared, holds
-from kvtrail.connector.tracing.cache_groups import groups_in
 from kvtrail.tracer.events.cache_groups import ALL, MAMBA, CacheGroup
 
 

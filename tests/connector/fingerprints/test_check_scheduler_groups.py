@@ -10,13 +10,14 @@ import pytest
 
 from kvtrail.connector.fingerprints.plan import ADMITTED, COMPUTED, HELD, LOADED, Check, CheckPlan, Group
 from kvtrail.connector.fingerprints.scheduler import CheckScheduler
+from kvtrail.tracer.events.cache_groups import ALL, CHUNKED, MAMBA, SLIDING, CacheGroup
 
 BLOCK = 32
 FULL, WINDOW, CHUNKS, STATES = (
     Group(0, BLOCK),
-    Group(0, BLOCK, window=64),
-    Group(0, BLOCK, chunk=64),
-    Group(0, BLOCK, boundary=BLOCK),
+    Group(0, BLOCK, CacheGroup(SLIDING, window=64)),
+    Group(0, BLOCK, CacheGroup(CHUNKED, window=64)),
+    Group(0, BLOCK, CacheGroup(MAMBA), BLOCK),
 )
 
 
@@ -66,7 +67,7 @@ class Played:
 
 
 def _all(plan: CheckPlan) -> list[Check]:
-    return [*plan.before, *plan.states, *plan.loads, *plan.async_loads]
+    return [*plan.before, *plan.states, *plan.loads, *(each for each in plan.async_loads if isinstance(each, Check))]
 
 
 def _blocks(check: Check) -> list[tuple[int, int, int]]:
@@ -90,8 +91,9 @@ def test_what_a_request_is_sure_to_hold_is_what_vllm_does_not_skip(group: Group,
     from vllm.v1.core import single_type_kv_cache_manager as managers
 
     assert group.first_kept(computed) == first
-    manager: Any = managers.SlidingWindowManager if group.window else managers.ChunkedLocalAttentionManager
-    of = SimpleNamespace(sliding_window=group.window, extra_retained_tokens=0, attention_chunk_size=group.chunk)
+    size, is_window = group.cache.window, group.cache.kind == SLIDING
+    manager: Any = managers.SlidingWindowManager if is_window else managers.ChunkedLocalAttentionManager
+    of = SimpleNamespace(sliding_window=size, extra_retained_tokens=0, attention_chunk_size=size)
     if group.frees_blocks:
         assert manager.get_num_skipped_tokens(of, computed) // BLOCK == first
 
@@ -189,14 +191,14 @@ def test_a_state_that_a_draft_took_too_far_is_none() -> None:
 
 
 def test_states_within_a_block_are_named_by_the_tokens_that_they_have_seen() -> None:
-    played = Played(Group(0, 64, boundary=BLOCK), 300)
+    played = Played(Group(0, 64, CacheGroup(MAMBA), BLOCK), 300)
     played.admit([0, 7], 0)
     played.begin([0, 7], 0, 96)
     assert played.go_on(96, 20) == [(COMPUTED, [(3, 7, 3)])]
 
 
 def test_where_each_block_keeps_its_state_all_that_a_step_passed_are_checked() -> None:
-    played = Played(Group(0, BLOCK, boundary=BLOCK, keeps_states=True), 300)
+    played = Played(Group(0, BLOCK, CacheGroup(MAMBA, cache_mode=ALL), BLOCK), 300)
     played.admit([1, 2, 3, 4], 0)
     played.begin([1, 2, 3, 4], 0, 100)
     assert played.go_on(100, 20) == [(COMPUTED, [(1, 1, 1), (2, 2, 2), (3, 3, 3)])]
@@ -222,7 +224,7 @@ def test_the_state_that_a_request_begins_with_is_checked_before_its_first_step_c
 
 
 def test_a_state_in_a_block_that_the_step_goes_on_with_is_not_checked_after_its_load() -> None:
-    played = Played(Group(0, 64, boundary=BLOCK), 300)
+    played = Played(Group(0, 64, CacheGroup(MAMBA), BLOCK), 300)
     played.admit([0, 7], 0, 96)
     assert played.begin([0, 7], 96, 20) == []
 

@@ -78,8 +78,8 @@ def test_blocks_that_lie_otherwise_have_another_layout() -> None:
 
 def test_an_engine_that_is_gone_has_none() -> None:
     read = checksums_of(caches())
-    checksums.enter("engine", read)
-    assert checksums.of_engine("engine") is read
-    assert checksums.of_engine("another") is None
+    checksums.BY_ENGINE["engine"] = read
+    assert checksums.BY_ENGINE.get("engine") is read
+    assert checksums.BY_ENGINE.get("another") is None
     del read
-    assert checksums.of_engine("engine") is None
+    assert checksums.BY_ENGINE.get("engine") is None

@@ -72,7 +72,7 @@ def test_a_block_with_another_last_token_is_right_in_part() -> None:
 
 def test_a_hash_in_doubt_causes_no_findings() -> None:
     made = known()
-    made.mark_incomplete(0, 11 * WIDE)
+    made.mark_incomplete(0, [11 * WIDE])
     assert judge(made, 11, 0xC1C2C3C4C5C60000) is None
     assert judge(made, 11, 0xA1A2A3A4A5A60000) is True
     assert judge(made, 12, 0xC1C2C3C4C5C60000) == "unknown"

@@ -22,23 +22,24 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from kvtrail.connector.offload.config import OffloadConfig
-from kvtrail.connector.offload.groups import Group, Kind, group_of
+from kvtrail.connector.offload.groups import Group, group_of
 from kvtrail.connector.offload.plan import Copy
 from kvtrail.connector.offload.scheduler import OffloadScheduler
+from kvtrail.tracer.events.cache_groups import ALIGN, ALL, CHUNKED, MAMBA, SLIDING, CacheGroup
 
 LAYOUT: Any = {"block_size": 4, "num_kv_heads": 1, "head_size": 2, "dtype": torch.float32}
 
 
 def window(size: int, block_size: int = 4) -> Group:
-    return Group(block_size, 1, kind=Kind.WINDOW, span=size - 1)
+    return Group(block_size, 1, cache=CacheGroup(SLIDING, window=size))
 
 
 def local(size: int, block_size: int = 4) -> Group:
-    return Group(block_size, 1, kind=Kind.LOCAL, span=size)
+    return Group(block_size, 1, cache=CacheGroup(CHUNKED, window=size))
 
 
 def state(block_size: int = 4, *, dense: bool = False) -> Group:
-    return Group(block_size, 1, kind=Kind.STATE, span=1, dense=dense)
+    return Group(block_size, 1, cache=CacheGroup(MAMBA, cache_mode=ALL if dense else ALIGN))
 
 
 FULL = Group(4, 1)
@@ -60,14 +61,17 @@ def test_what_the_next_token_does_not_see_is_what_vllm_drops(tokens: int) -> Non
 def test_groups_are_read_from_vllms_specs() -> None:
     layers = ["a", "b"]
     bytes_of_two = 2 * 4 * 2 * 2 * 4  # layers, tokens, K and V, numbers of a head, float32
-    assert group_of(FullAttentionSpec(**LAYOUT), layers) == Group(4, bytes_of_two, ("a", "b"))
+    names, many = ("a", "b"), bytes_of_two
+    assert group_of(FullAttentionSpec(**LAYOUT), layers) == Group(
+        4, many, names, CacheGroup("full_attention", 4, None, 2, many)
+    )
     spec: Any = SlidingWindowSpec(**LAYOUT, sliding_window=9)
-    assert group_of(spec, layers) == Group(4, bytes_of_two, ("a", "b"), Kind.WINDOW, 8)
+    assert group_of(spec, layers) == Group(4, many, names, CacheGroup(SLIDING, 4, 9, 2, many))
     spec = ChunkedLocalAttentionSpec(**LAYOUT, attention_chunk_size=8)
-    assert group_of(spec, layers) == Group(4, bytes_of_two, ("a", "b"), Kind.LOCAL, 8)
-    for mode, dense in (("align", False), ("all", True)):
+    assert group_of(spec, layers) == Group(4, many, names, CacheGroup(CHUNKED, 4, 8, 2, many))
+    for mode in ("align", "all"):
         spec = MambaSpec(block_size=4, shapes=((3,),), dtypes=(torch.float32,), mamba_cache_mode=mode)
-        assert group_of(spec, layers) == Group(4, 24, ("a", "b"), Kind.STATE, 1, dense)
+        assert group_of(spec, layers) == Group(4, 24, names, CacheGroup(MAMBA, 4, None, 2, 24, mode))
 
 
 def test_what_has_no_prefixes_is_no_group_of_ours() -> None:
@@ -151,14 +155,14 @@ class Engine:
     def _allocate(self, group: Group, table: list[int], after: int) -> list[int]:
         """As vLLM does: of a state, a step has its last block only."""
         places = range(len(table), -(-after // group.block_size))
-        sparse = group.kind is Kind.STATE and not group.dense
+        sparse = group.has_few_states
         table += (added := [0 if sparse and at != places[-1] else self._block() for at in places])
         return added
 
     def _compute(self, tokens: list[int], tables: list[list[int]], computed: int, after: int) -> None:
         for group, table in zip(self.groups, tables, strict=True):
             first, end = computed // group.block_size, -(-after // group.block_size)
-            if group.kind is Kind.STATE and not group.dense:
+            if group.has_few_states:
                 first = end - 1  # a step writes to its last block only
             for at in range(first, end):
                 whole = (at + 1) * group.block_size <= after

@@ -21,14 +21,15 @@ pytest.importorskip("vllm", reason="the plan is vLLM's")
 
 from kvtrail.connector.offload import transfers
 from kvtrail.connector.offload.config import OffloadConfig
-from kvtrail.connector.offload.groups import Group, Kind
+from kvtrail.connector.offload.groups import Group
 from kvtrail.connector.offload.host_memory import HostMemory, _Tensors
 from kvtrail.connector.offload.plan import Copy
 from kvtrail.connector.offload.transfers import CopyStream, Transfers
+from kvtrail.tracer.events.cache_groups import SLIDING, CacheGroup
 
 BLOCKS, SLOTS = 12, 6
 CONFIG = OffloadConfig(
-    8, 4, (Group(4, 1, ("full",)), Group(4, 1, ("window",), Kind.WINDOW, span=3)), SLOTS, load_async=True
+    8, 4, (Group(4, 1, ("full",)), Group(4, 1, ("window",), CacheGroup(SLIDING, window=4))), SLOTS, load_async=True
 )
 
 

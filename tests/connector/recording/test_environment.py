@@ -36,7 +36,7 @@ MALFORMED = {
 
 @pytest.fixture(autouse=True)
 def nothing_logged_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_logged", set())
+    environment._log.cache_clear()
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
 

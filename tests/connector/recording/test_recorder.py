@@ -337,7 +337,7 @@ def test_another_reason_is_reported_as_well(caplog: pytest.LogCaptureFixture) ->
     recorder.close(SLOW_S)
     said = [r.getMessage() for r in caplog.records if "no tracer answers at memory: " in r.getMessage()]
     assert [text.partition(";")[0].rpartition(": ")[2] for text in said] == [
-        "nobody listens there",
+        "no service listens there",
         "it refuses the token",
     ]
 

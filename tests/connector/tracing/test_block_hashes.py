@@ -203,7 +203,7 @@ def test_what_no_earlier_request_had_is_reported_after_a_resync_too() -> None:
     hashes = BlockHashes(recorder)
 
     def seen(request: Any) -> int | None:
-        return hashes.at_start(recorder.contexts.of(request), request).seen
+        return hashes.at_start(recorder.contexts.of(request), request)[3]
 
     first = a_request("a", *range(40))
     assert seen(first) == 0

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
+import faults  # noqa: F401  # adds those of the tests
 from bare_scheduler import scheduler
 from history import judge, rules_found
 from msgspec import structs

@@ -93,10 +93,8 @@ def test_with_a_key_no_id_leaves_the_engine(
     events = recorded()
     assert not [event for event in events if "example.org" in str(event)]
     named = naming({request_names.VARIABLE: "a secret"})
-    assert named is not None
     assert {event.request for event in events if event.request} == set(map(named, names))
     others = naming({request_names.VARIABLE: "another secret"})
-    assert others is not None
     assert not {*map(named, names)} & {*map(others, names)}
     assert named(names[0]).startswith(named("anna@example.org") + "-"), "found by the hash of the caller's id"
 

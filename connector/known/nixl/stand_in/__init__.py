@@ -1,7 +1,7 @@
-"""Puts an in-memory network where vLLM's NIXL connectors look for the `nixl` package, sockets, threads and the time, so that
-engines in one process hand over to each other.
+"""Replaces the `nixl` package, sockets, threads and clocks of vLLM's NIXL connectors by a network in memory, so that engines
+in one process hand over to each other.
 
-Known: vLLM 0.26 to 0.33. The older ones have other modules, or keep keys and values apart.
+Known: vLLM 0.26 to 0.33. Older versions have other modules, or keep keys and values in separate blocks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kvtrail.connector.known.nixl.stand_in.threads import SideChannel, threading
 
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 TIMED = ("base_scheduler", "base_worker", "pull_scheduler", "pull_worker", "push_scheduler", "push_worker")
-"""vLLM's modules with the clocks that leases run by."""
+"""vLLM's modules with the clocks of leases."""
 
 
 class Clock:
-    """A clock that stands still until somebody advances it, in seconds."""
+    """A clock, in seconds, that only changes when `now_s` is set."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -34,7 +34,7 @@ class Clock:
 
 
 def can_be_installed() -> bool:
-    """Whether this vLLM's NIXL connectors have what is replaced, and take a block that holds both keys and values."""
+    """Whether this vLLM's NIXL connectors have the replaced modules, and support blocks that hold both keys and values."""
     from vllm.distributed.kv_transfer.kv_connector import utils
 
     has_modules = all(importlib.util.find_spec(f"{_NIXL}.{name}") for name in TIMED)
@@ -43,8 +43,8 @@ def can_be_installed() -> bool:
 
 @contextmanager
 def installed(network: Network, clock: Clock) -> Iterator[None]:
-    """Engines that are made inside use this network and this clock, as long as they run. A worker's rank is that of the vLLM
-    configuration that is current when it is made."""
+    """A context in which new engines use this network and this clock, also after its end. A worker's rank is from the vLLM
+    configuration that is current when the worker is created."""
     from vllm.config import get_current_vllm_config
 
     def parallel() -> Any:
@@ -76,9 +76,6 @@ def installed(network: Network, clock: Clock) -> Iterator[None]:
         for name in TIMED:
             time = SimpleNamespace(perf_counter=clock)
             stack.enter_context(mock.patch(f"{_NIXL}.{name}.time", time))
-        # The worker would bind this process to a core of its own.
+        # The worker would bind this process to one core.
         stack.enter_context(mock.patch.object(cpus, "discover_numa_topology", return_value=[], create=True))
         yield
-
-
-STAND_IN = installed

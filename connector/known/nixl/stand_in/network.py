@@ -1,7 +1,7 @@
-"""An in-memory network in place of the `nixl` package: it moves the real bytes, when a seeded schedule says so.
+"""A network in memory that replaces the `nixl` package. It moves the real bytes, at times drawn from a seed.
 
-Time is counted in ticks, which whoever drives the engines makes: in each, transfers that are due move their bytes, and
-messages that are due arrive. As in NIXL, a transfer's message is sent once its bytes have moved.
+Time is counted in ticks, which the caller makes. In each tick, transfers that are due move their bytes, and messages that are
+due arrive. As in NIXL, the message of a transfer is sent after its bytes have moved.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from typing import Any, NamedTuple
 import numpy as np
 
 HEARTBEAT = b"HB:"
-"""How a message begins that only extends leases."""
+"""Prefix of messages that only extend leases."""
 OWN = "NIXL_INIT_AGENT"
-"""The name by which an agent prepares descriptors of its own memory."""
+"""The agent name in descriptors of an agent's own memory."""
 LOADED, GONE = "DONE", "ERR"
-"""How NIXL says that a transfer has ended, well or not; until then `PROC`."""
+"""NIXL's states of a transfer that has succeeded or failed; before, the state is `PROC`."""
 
 
 class Fails(StrEnum):
-    """Where a transfer fails."""
+    """When a transfer fails."""
 
     POST = "at the post"
     IN_FLIGHT = "in flight"
-    """Half of its bytes have moved, and no message is sent."""
+    """After half of its bytes have moved; no message is sent."""
     AFTER = "after"
-    """All of its bytes have moved, and the message is sent."""
+    """After all of its bytes have moved and the message was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What a network does, drawn from a seed.
+    """The behavior of a network, drawn from a seed.
 
     Attributes:
-        transfer_ticks, message_ticks, handshake_ticks: after one tick and up to this many more each of these ends; the order
-            is random.
+        transfer_ticks, message_ticks, handshake_ticks: each of these ends after one tick plus a random number of ticks, at
+            most this many.
         lost, repeated: the share of readers' reports that never arrive, or arrive twice.
         heartbeats_lost: the share of heartbeats that never arrive.
-        failing: the share of transfers that fail, in any of the three ways.
+        failing: the share of transfers that fail, in one of the ways of `Fails`.
     """
 
     seed: int = 0
@@ -58,7 +58,7 @@ class Schedule:
 
 
 class Prepared(NamedTuple):
-    """Descriptors of one agent's memory: an address, a length and a device in each row."""
+    """Descriptors of one agent's memory. Each row has an address, a length and a device."""
 
     agent: str
     descriptors: Any
@@ -66,7 +66,7 @@ class Prepared(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """Bytes on their way from one agent to another."""
+    """A transfer of bytes between two agents."""
 
     reader: str
     peer: str
@@ -75,10 +75,8 @@ class Transfer:
     message: bytes | None
     moves_at: int = 0
     ends_at: int = 0
-    """When its reader sees the end, which may be after its peer does."""
+    """The tick at which its reader sees the end, possibly after its peer."""
     fails: Fails | None = None
-    owners: tuple[str, str] = ("", "")
-    """The agents with the memory that is written and read."""
 
 
 class _Message(NamedTuple):
@@ -89,11 +87,11 @@ class _Message(NamedTuple):
 
 
 class Network:
-    """What all agents share.
+    """The network that all agents share.
 
     Attributes:
-        lost, repeated: the readers' reports that were.
-        failed: where each transfer that failed did, by its message.
+        lost, repeated: the readers' reports that were lost or repeated.
+        failed: the failed transfers, each with its message and the way in which it failed.
     """
 
     def __init__(self, schedule: Schedule = Schedule()) -> None:
@@ -109,7 +107,7 @@ class Network:
         self._tasks: list[tuple[int, Callable[[], None]]] = []
 
     def tick(self) -> None:
-        """Let one tick pass."""
+        """Advance by one tick."""
         self.now += 1
         for transfer in [each for each in self._moving if each.moves_at <= self.now]:
             self._moving.remove(transfer)
@@ -123,15 +121,15 @@ class Network:
             task[1]()
 
     def later(self, task: Callable[[], None]) -> None:
-        """Run something in a later tick, as a thread of its own would; a handshake."""
+        """Run a task in a later tick, as a separate thread would: a handshake."""
         self._tasks.append((self._within(self.schedule.handshake_ticks), task))
 
     def soon(self, task: Callable[[], None]) -> None:
-        """Run something in the next tick."""
+        """Run a task in the next tick."""
         self._tasks.append((self.now + 1, task))
 
     def post(self, transfer: Transfer) -> None:
-        """A transfer begins.
+        """Start a transfer.
 
         Raises:
             RuntimeError: it fails at once.
@@ -146,12 +144,12 @@ class Network:
         self._moving.append(transfer)
 
     def cancel(self, transfer: Transfer) -> None:
-        """No more of a transfer's bytes move."""
+        """Stop a transfer: no further bytes move."""
         if transfer in self._moving:
             self._moving.remove(transfer)
 
     def send(self, sender: str, receiver: str, text: bytes) -> None:
-        """A message sets out."""
+        """Send a message."""
         schedule, report = self.schedule, not text.startswith(HEARTBEAT)
         chance = self._rng.random()
         if chance < (schedule.lost if report else schedule.heartbeats_lost):
@@ -166,7 +164,7 @@ class Network:
             self._messages.append(_Message(self._within(schedule.message_ticks), sender, receiver, text))
 
     def _move(self, transfer: Transfer) -> None:
-        if any(owner not in self.agents for owner in transfer.owners):  # one of the two has died
+        if not {transfer.reader, transfer.peer} <= self.agents.keys():  # one of the two has died
             transfer.fails = transfer.fails or Fails.IN_FLIGHT
             return
         half = len(transfer.copies) // 2 if transfer.fails is Fails.IN_FLIGHT else len(transfer.copies)
@@ -180,8 +178,8 @@ class Network:
 
 
 def _one_by_one(descriptors: Any) -> Any:
-    """Descriptors of one block each. From vLLM 0.33 on a row may stand for several: behind the device come the bytes from one
-    to the next, and their number."""
+    """Descriptors with one block per row. From vLLM 0.33 on a row may describe several blocks: after the device it has the
+    distance between two blocks in bytes, and their number."""
     if descriptors.shape[-1] == 3:
         return descriptors
     counts = descriptors[:, 4].astype(np.int64)
@@ -192,10 +190,10 @@ def _one_by_one(descriptors: Any) -> Any:
 
 
 class Agent:
-    """One worker's end of the network, with the methods of `nixl_agent` that vLLM's NIXL connectors call.
+    """The agent of one worker, with the methods of `nixl_agent` that vLLM's NIXL connectors call.
 
     Attributes:
-        arrived: messages that nobody has taken yet, by their sender.
+        arrived: messages that were not fetched yet, by sender.
     """
 
     def __init__(self, network: Network, name: str) -> None:
@@ -216,7 +214,7 @@ class Agent:
         return descs
 
     def deregister_memory(self, descs: Any) -> None:
-        """The agent leaves the network: a worker gives up all of its memory when it ends."""
+        """Remove the agent from the network: a worker deregisters all of its memory when it ends."""
         self._network.agents.pop(self.name, None)
 
     def get_xfer_descs(self, descriptors: Any, mem_type: str) -> Any:
@@ -256,8 +254,7 @@ class Agent:
             raise RuntimeError("NIXL_ERR_INVALID_PARAM: descriptors of both sides differ")
         target, source = (here, there) if operation == "READ" else (there, here)
         copies = [(int(to[0]), int(of[0]), int(to[1])) for to, of in zip(target, source, strict=True)]
-        owners = (mine.agent, theirs.agent)
-        return self._held(self._transfers, Transfer(self.name, theirs.agent, copies, notif_msg, owners=owners))
+        return self._held(self._transfers, Transfer(self.name, theirs.agent, copies, notif_msg))
 
     def transfer(self, handle: int) -> str:
         self._network.post(self._transfers[handle])
@@ -270,7 +267,7 @@ class Agent:
         return LOADED if transfer.fails is None else GONE
 
     def get_xfer_telemetry(self, handle: int) -> Any:
-        """What NIXL has measured of a transfer; vLLM before 0.32 fails without it. It takes no time here."""
+        """NIXL's measurements of a transfer, with a duration of 0. vLLM before 0.32 fails without them."""
         copies = self._transfers[handle].copies
         total = sum(length for _, _, length in copies)
         return SimpleNamespace(xferDuration=0, postDuration=0, totalBytes=total, descCount=len(copies))

@@ -1,8 +1,8 @@
-"""What vLLM's NIXL connectors run in threads, without threads.
+"""Runs the threads of vLLM's NIXL connectors without threads.
 
-In a handshake vLLM's own listener answers vLLM's own worker, in one call: the listener is a function that vLLM runs in a
-thread, and that ends when its socket has nothing more to say. The thread with which the push connector writes runs in each
-tick of the network, until it would wait.
+In a handshake vLLM's own listener answers vLLM's own worker within one call. The listener is a function that vLLM runs in a
+thread; here it ends when its socket has no further question. The thread in which the push connector writes runs in each tick
+of the network, until it would wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvtrail.connector.known.nixl.stand_in.network import Network
 
 
 class _Idle(BaseException):
-    """There is no further question; no `Exception`, so that the listener does not go on."""
+    """Raised when there is no further question. It is not an `Exception`, so that it ends the listener."""
 
 
 class SideChannel:
@@ -33,10 +33,10 @@ class SideChannel:
         self._answers: list[list[bytes]] = []
 
     def answer(self, address: str, question: bytes) -> list[bytes]:
-        """What the listener at this address says.
+        """The answer of the listener at this address.
 
         Raises:
-            zmq.Again: nobody listens there, or not any more.
+            zmq.Again: there is no listener, or it has stopped.
         """
         listener = self._listeners.get(address)
         if listener is None or listener.stopped:
@@ -47,7 +47,7 @@ class SideChannel:
 
     @contextmanager
     def socket(self, socket_type: Any, address: str) -> Iterator[Any]:
-        """In place of `zmq_ctx`: the listener's end, or the one that asks."""
+        """Replaces `zmq_ctx`: the listener's socket, or the socket of a caller."""
         if socket_type == zmq.ROUTER:
             yield SimpleNamespace(
                 setsockopt=lambda *_: self._listens(address), recv_multipart=self._next, send_multipart=self._answered
@@ -59,12 +59,12 @@ class SideChannel:
         )
 
     def thread(self, *, target: Callable[..., None], args: tuple[Any, ...], **_: Any) -> _Listener:
-        """In place of `threading.Thread`."""
+        """Replaces `threading.Thread`."""
         self._starting = _Listener(target, args)
         return self._starting
 
     def executor(self, **_: Any) -> Any:
-        """In place of `ThreadPoolExecutor`: what is submitted runs in a later tick of the network."""
+        """Replaces `ThreadPoolExecutor`: submitted tasks run in a later tick of the network."""
         return SimpleNamespace(submit=self._submit, shutdown=lambda **_: None)
 
     def _submit(self, task: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -83,7 +83,7 @@ class SideChannel:
 
     def _listens(self, address: str) -> None:
         before = self._listeners.get(address)
-        if before is None or before.stopped:  # who comes back has the address of an engine that has died
+        if before is None or before.stopped:  # a restarted engine has the address of the dead one
             self._listeners[address] = self._starting
 
     def _next(self) -> tuple[bytes, bytes, bytes]:
@@ -96,7 +96,7 @@ class SideChannel:
 
 
 class _Listener:
-    """vLLM's listener, which runs whenever somebody asks."""
+    """vLLM's listener. It runs at each question."""
 
     def __init__(self, target: Callable[..., None], args: tuple[Any, ...]) -> None:
         self._target, self._args, self.stopped = target, args, False
@@ -171,9 +171,9 @@ class _Writer:
 
 
 def _stopped() -> None:
-    """What a thread runs after its end."""
+    """The target of a thread that has ended."""
 
 
 def threading(network: Network) -> Any:
-    """In place of the module `threading`."""
+    """Replaces the module `threading`."""
     return SimpleNamespace(Thread=lambda *, target, **_: _Writer(network, target), Event=_Event, Lock=Lock)
