@@ -334,7 +334,7 @@ class Account(Struct, eq=False):
         return data
 
     def _explained(self) -> list[Mapping[str, Any]]:
-        """The admissions with the parts of the prompt, in the first known form, until the epoch has another one."""
+        """One admission per epoch, as JSON with the parts of the prompt: the latest one, in the form that was made first."""
         by_epoch: dict[int, Mapping[str, Any]] = {entry["epoch"]: entry for entry in self.recalled}
         for breakdown in self.causes:
             known, epoch = by_epoch.get(breakdown.event.epoch), breakdown.event.epoch
