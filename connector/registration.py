@@ -44,6 +44,7 @@ def resolve(name: str) -> Any:
         fault = faults.FAULTS.get(fault_name)
         if fault is None:
             raise AttributeError(f"kvtrail: no fault {fault_name!r}; known: {', '.join(faults.FAULTS)}")
+        logger.warning("kvtrail: the bug %s is injected into %s; its findings are wanted", fault_name, plain)
         return traced(faults.inject(fault, _plain(plain)))
     cls = _plain(plain_name)
     return cls if name == PLAIN_OFFLOAD else traced(cls)

@@ -7,6 +7,7 @@ OpenTelemetry's own variables set the destination of the spans: `OTEL_EXPORTER_O
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.tracer.events.semconv import Level
+
+logger = logging.getLogger("vllm.kvtrail")
 
 
 class Guard(StrEnum):
@@ -189,25 +192,34 @@ class LevelSwitch:
     """The recording level of a process, which can change while the engine runs.
 
     Attributes:
+        level: the current level.
         detailed: whether requests are recorded in detail from their next epoch on.
         any_detailed: whether any request may be recorded in detail: the level is `detailed`, or was when an epoch began.
     """
 
     def __init__(self) -> None:
         self.detailed = self.any_detailed = False
+        self.level = Level.BASIC
         self._file: Path | None = None
 
     def set(self, level: Level, file: str | None) -> None:
-        """Start with this level, and follow the file if there is one."""
+        """Start with the level in the file, or else with this one, and follow the file if there is one."""
         self._file = None if file is None else Path(file)
+        with contextlib.suppress(OSError, ValueError):
+            level = self._level_in_file() or level
         self._change(level)
 
     def read(self) -> None:
         """Read the file again. A file that is absent, or holds no level, changes nothing."""
-        if self._file is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._change(Level(self._file.read_text().strip()))
+        with contextlib.suppress(OSError, ValueError):
+            level = self._level_in_file()
+            if level is not None and level is not self.level:
+                logger.info("kvtrail: level %s from now on (%s)", level, self._file)
+                self._change(level)
+
+    def _level_in_file(self) -> Level | None:
+        return None if self._file is None else Level(self._file.read_text().strip())
 
     def _change(self, level: Level) -> None:
-        self.detailed = level is Level.DETAILED
+        self.level, self.detailed = level, level is Level.DETAILED
         self.any_detailed = self.any_detailed or self.detailed

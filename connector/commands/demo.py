@@ -81,8 +81,8 @@ def demo(context: click.Context, /, **options: Any) -> None:
     """Run a real vLLM engine with the OffloadConnector on the CPU, traced live.
 
     Starts the tracer, the dashboard and the engine, serves requests that share prefixes and preempt each other, prints
-    a summary, and continues with little load until Ctrl-C. No GPU and no download of a model is needed. Where a port is taken that was
-    not asked for, the next free one is used.
+    a summary, and continues with little load until Ctrl-C. No GPU and no download of a model is needed. Where a port is
+    taken that was not asked for, the next free one is used.
 
     Example: kvtrail demo
 

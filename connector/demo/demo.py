@@ -108,12 +108,15 @@ def _play(options: Options, engines: Engines, watched: Sequence[Child]) -> None:
         click.echo(SAME_TOKENS)
     if options.bug:
         _report_findings(options)
-    click.echo(f"\nThe dashboard:  {options.page}")
-    click.echo(f"The api:        {options.api}/docs")
-    click.echo(f"The metrics:    {options.api}/metrics")
-    if options.metrics_port and death is None:
-        click.echo(f"vLLM's metrics: http://127.0.0.1:{options.metrics_port}/metrics")
-    if not options.once:
+    if options.once:
+        store = options.folder / "kvtrail.db"
+        click.echo(f"\nIts store: {store}. To look at it: `kvtrail serve --store {store}`, and `kvtrail dashboard`.")
+    else:
+        click.echo(f"\nThe dashboard:  {options.page}")
+        click.echo(f"The api:        {options.api}/docs")
+        click.echo(f"The metrics:    {options.api}/metrics")
+        if options.metrics_port and death is None:
+            click.echo(f"vLLM's metrics: http://127.0.0.1:{options.metrics_port}/metrics")
         click.echo(f"The {'workload repeats gently' if death is None else 'dashboard stays'} until Ctrl-C.")
     if death is not None:
         _report_death(death)

@@ -267,7 +267,7 @@ def _instrumentation(
         recorder.contexts.invites = getattr(observability, "otlp_traces_endpoint", None) is not None
         logger.info(
             "kvtrail traces %s (%s): %s, level %s, guard %s, to %s",
-            *(name, role.name.lower(), _described(probe), settings.level, settings.guard, recorder.endpoint),
+            *(name, role.name.lower(), _described(probe), recorder.level.level, settings.guard, recorder.endpoint),
         )
     encoded = b"".join(attribute(key, value) for key, value in source.items())
     if role.name != "SCHEDULER":

@@ -97,7 +97,9 @@ def _end(engine: Row, *, now_ns: int) -> str | None:
     if engine["state"] not in ("died", "drained", "lost_contact"):
         return None
     at = text.clock(engine["ended_ns"], now_ns=now_ns).partition(".")[0] if engine["ended_ns"] else ""
-    why = ended(engine["ended_by"]) if engine["ended_by"] == NO_END_RECORD else engine["ended_by"]
+    why = engine["ended_by"]
+    if why == NO_END_RECORD:
+        why = ended(why) if engine["state"] == "died" else "stopped with no open request"
     return ": ".join(filter(None, (at, why))) or None
 
 

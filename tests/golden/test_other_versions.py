@@ -233,7 +233,7 @@ def test_the_sidecar_counts_it_by_name_and_loses_nothing_else(tmp_path: Path, ca
     names = sum(n for name, n in recorder.unknown.items() if name != "kv.dream")
     assert value("kvtrail_unfamiliar_total", what="attribute") == names > 10
     assert value("kvtrail_events_missing_total") == 0
-    assert caplog.text.count("'kv.dream', which kvtrail") == 1
+    assert caplog.text.count("'kv.dream', recorded by kvtrail") == 1
     assert (reader.findings(), reader.totals()["requests"]) == ([], 3)
     pipeline.ingest(payload, transport="grpc")
     assert value("kvtrail_unfamiliar_total", what="span") == 1, "what comes again counts once"

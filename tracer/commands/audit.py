@@ -185,7 +185,10 @@ def audit(
 def _explain_request(context: click.Context, explained: Explained, why: str, *, as_json: bool) -> NoReturn:
     """Print why the tokens of a request were reused or computed, and exit."""
     if not explained:
-        raise click.UsageError(f"no request has the id {why!r}, the engine's or the caller's")
+        raise click.UsageError(
+            f"no request has the id {why!r}, the engine's or the caller's; of an X-Request-Id vLLM's server makes"
+            " `cmpl-ID-0` or `chatcmpl-ID`"
+        )
     entries = [
         {"engine": engine, "request": request, "causes": causes} for (engine, request), causes in explained.items()
     ]

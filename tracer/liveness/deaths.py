@@ -105,6 +105,7 @@ class Deaths:
         return side
 
     def _deaths(self, findings: Sequence[Finding]) -> Iterator[Death]:
+        ran = {side.engine for side in self._sides.values() if side.went_on >= 0}
         for side in self._sides.values():
             # An event after an end record, or after an exception, shows that the engine was still running.
             raised = side.raised if side.raised and side.raised.sequence > side.went_on else None
@@ -116,11 +117,12 @@ class Deaths:
                 raised=None if raised is None else raised.error,
                 lost=len(side.lost),
             )
-            # The end record of a log marks it as the scheduler's.
+            # The end record of a log marks it as the scheduler's. An engine that dies as it starts has no scheduler's events.
             says_so = side.end_record is not None and side.end_record.role == SCHEDULER
-            is_schedulers = side.went_on >= 0 or raised is not None or says_so
+            is_schedulers = side.went_on >= 0 or raised is not None or says_so or side.engine not in ran
             if last is None or not is_schedulers or transition(evidence).state is not EngineState.DIED:
                 continue
+            ran.add(side.engine)  # each of its processes has an end record
             failed = {request for request, has_raised in side.lost.items() if has_raised}
             yield Death(
                 engine=side.engine,

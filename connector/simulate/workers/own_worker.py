@@ -69,9 +69,11 @@ class OwnWorker(FakeWorker):
         from vllm.v1.outputs import KVConnectorOutput
 
         loads_first = getattr(output, "has_sync_kv_loads", True)  # an older vLLM always loads first
-        for rank in self._of_ranks:
-            rank.connector.bind_connector_metadata(output.kv_connector_metadata)
-            rank.connector.handle_preemptions(output.kv_connector_metadata)
+        for number, rank in enumerate(self._of_ranks):
+            # vLLM's worker processes each unpickle a plan of their own, which they may change.
+            plan = copy.deepcopy(output.kv_connector_metadata) if number else output.kv_connector_metadata
+            rank.connector.bind_connector_metadata(plan)
+            rank.connector.handle_preemptions(plan)
         self.model.copy(output)
         self.model.expect()
         if loads_first:

@@ -99,3 +99,19 @@ def test_what_was_found_long_before_is_not_the_cause() -> None:
 def test_an_engine_that_was_killed_died_without_an_exception() -> None:
     (death,) = deaths(ended_by(history("L 64 c0 h0 -> 0\nS 0+64"), NO_END_RECORD))
     assert (death.ended_by, death.lost, death.cause) == (NO_END_RECORD, (ONE,), None)
+
+
+def test_an_engine_that_dies_as_it_starts_has_one_death() -> None:
+    """No scheduler has recorded anything, and each of its processes sends an end record."""
+    ends = [
+        Heartbeat(
+            engine="engine", recorder=name, sequence=1, start_ns=at_ns, end_ns=at_ns, recorder_closed=True,
+            recorder_ended_by="RuntimeError: no such device",
+        )
+        for name, at_ns in (("first", 10), ("second", 20))
+    ]  # fmt: skip
+    (death,) = deaths(ends)
+    assert (death.engine, death.ended_by, death.lost) == ("engine", "RuntimeError: no such device", ())
+    assert deaths([replace(each, recorder_ended_by=NO_END_RECORD) for each in ends]) == []
+    (ran,) = deaths([*history(FATAL), *ends])
+    assert ran.ended_by == ERROR, "a worker's end is no second death of an engine that ran"
