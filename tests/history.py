@@ -1,4 +1,5 @@
-"""A small language for histories in tests: one line, one call.
+"""A small language for histories in tests: one line, one call. A history is complete: the store is empty until something is
+stored in it.
 
     L 749 c336 h256 -> 256 cached      a lookup: tokens, computed, matched (h? hides it), the answer
     L 749 c336 h256 -> 0 healed 256    the guard replaced 256 by 0
