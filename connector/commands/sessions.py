@@ -106,13 +106,14 @@ def _interrupts() -> Iterator[list[int]]:
 @contextmanager
 def _vllm_silent() -> Iterator[None]:
     """A context without vLLM's log, whose messages about provoked failures would precede the result."""
-    logger = logging.getLogger("vllm")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
+    before = logging.root.manager.disable
+    logging.disable(
+        logging.ERROR
+    )  # a logger's level would not last: vLLM sets it when it is imported, which may come later
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logging.disable(before)
 
 
 def end(context: click.Context, written: Sequence[Path], *, interrupted: int, code: int) -> None:
