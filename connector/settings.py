@@ -205,20 +205,20 @@ class LevelSwitch:
     def set(self, level: Level, file: str | None) -> None:
         """Start with the level in the file, or else with this one, and follow the file if there is one."""
         self._file = None if file is None else Path(file)
-        with contextlib.suppress(OSError, ValueError):
-            level = self._level_in_file() or level
-        self._change(level)
+        self._change(self._level_in_file() or level)
 
     def read(self) -> None:
         """Read the file again. A file that is absent, or holds no level, changes nothing."""
-        with contextlib.suppress(OSError, ValueError):
-            level = self._level_in_file()
-            if level is not None and level is not self.level:
-                logger.info("kvtrail: level %s from now on (%s)", level, self._file)
-                self._change(level)
+        level = self._level_in_file()
+        if level is not None and level is not self.level:
+            logger.info("kvtrail: level %s from now on (%s)", level, self._file)
+            self._change(level)
 
     def _level_in_file(self) -> Level | None:
-        return None if self._file is None else Level(self._file.read_text().strip())
+        if self._file is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return Level(self._file.read_text().strip())
+        return None
 
     def _change(self, level: Level) -> None:
         self.level, self.detailed = level, level is Level.DETAILED

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from kvtrail.connector.simulate.check.session import Checked
 
-REPORT = "report.json"
-"""Each session writes it into its folder."""
 OnProgress = Callable[["Checked", str], None]
 
 
@@ -41,9 +39,11 @@ def runnable(context: click.Context, connector: str) -> Iterator[None]:
 @contextmanager
 def own_folder(wanted: Path) -> Iterator[Path]:
     """The folder for what a session writes: this one or, if an earlier session has written to it, the first without a report
-    of `NAME-2`, `NAME-3` and so on. It is tried before the session, which takes minutes; if nothing was written, it goes."""
+    of `NAME-2`, `NAME-3` and so on. Writing is tried before the session, which takes minutes. An empty folder is removed."""
+    from kvtrail.connector.simulate.check.report import NAME
+
     folder, number = wanted, 1
-    while (folder / REPORT).exists():
+    while (folder / NAME).exists():
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
     with output_file.or_exit(folder):
@@ -107,9 +107,8 @@ def _interrupts() -> Iterator[list[int]]:
 def _vllm_silent() -> Iterator[None]:
     """A context without vLLM's log, whose messages about provoked failures would precede the result."""
     before = logging.root.manager.disable
-    logging.disable(
-        logging.ERROR
-    )  # a logger's level would not last: vLLM sets it when it is imported, which may come later
+    # A level of vLLM's logger would not last: vLLM sets it when it is imported, which may be later.
+    logging.disable(logging.ERROR)
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ import vllm
 from kvtrail import __version__
 from kvtrail.connector.known import has_other_writers, importable_as, overrides
 from kvtrail.connector.simulate.check import features
-from kvtrail.connector.simulate.check.report import as_failure, as_json, write_files
+from kvtrail.connector.simulate.check.report import NAME, as_failure, as_json, write_files
 from kvtrail.connector.simulate.check.session import Checked, Found, Known
 from kvtrail.connector.simulate.conformance import page
 from kvtrail.connector.simulate.conformance.requirements import SUITE_VERSION, of_level
@@ -23,7 +23,6 @@ from kvtrail.connector.simulate.conformance.verdict import Judged, Setting, judg
 from kvtrail.connector.simulate.scenario import Scenario
 
 SCHEMA_VERSION = 1
-NAME = "report.json"
 
 
 def known_from(reports: Iterable[Mapping[str, Any]]) -> Known:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from kvtrail.connector.commands.sessions import REPORT, own_folder
+from kvtrail.connector.commands.sessions import own_folder
 
 
 def test_no_session_writes_into_the_folder_of_an_earlier_one(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_no_session_writes_into_the_folder_of_an_earlier_one(tmp_path: Path) -> 
     names = []
     for _ in range(3):
         with own_folder(wanted) as folder:
-            (folder / REPORT).write_text("{}")
+            (folder / "report.json").write_text("{}")
         names.append(folder.name)
     assert names == ["kvtrail-check", "kvtrail-check-2", "kvtrail-check-3"]
 
