@@ -104,7 +104,7 @@ def configuration(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def untraced(name: str) -> Any:
-    """The untraced class of a connector; None of one that cannot be imported: vLLM says more of it."""
+    """The untraced class of a connector; None if it cannot be imported. A run reports why."""
     try:
         cls = resolve(configuration(name, {})["kv_connector"])
     except Exception:  # of whatever its module raises when it is imported

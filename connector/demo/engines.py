@@ -117,8 +117,8 @@ class Engines:
         return [answer.tokens for answer in answers]
 
     def _passes(self, role: str, number: int, served: Callable[[int], None] = lambda count: None) -> list[Served]:
-        """A round of one engine. The bug needs new prompts, since a request whose prefix is loaded at once is not
-        preempted."""
+        """Serve one round on an engine. The bug's workload has new prompts in each round: vLLM does not preempt a request
+        whose prefix is loaded at once."""
         jobs = workload.stale_lookup(seed=number) if self._options.bug else workload.shared_prefixes()
         engine, found = self._engines[role], list[Served]()
 

@@ -42,7 +42,7 @@ class Readings:
         return bool(self._queue)
 
     def read(self, checks: Sequence[Check], then: Then) -> None:
-        """Read the blocks of these checks; `then` is called for each group."""
+        """Queue reads of the blocks of these checks. `then` gets the result for each KV cache group."""
         by_group = _by_group(check for check in checks if check.blocks)
         if by_group:
             self.end_batches()
@@ -79,7 +79,7 @@ class Readings:
             then()
 
     def run_ready(self, *, wait: bool = False) -> None:
-        """Call the functions whose reads have ended, in order. This waits for reads on a GPU only if `wait` is set."""
+        """Call, in order, the functions whose reads have ended. With `wait`, wait until all reads on the GPU have ended."""
         while self._queue and (wait or all(each.is_ready() for each in self._queue[0][0])):
             self._queue.popleft()[1]()
 

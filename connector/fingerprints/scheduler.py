@@ -377,7 +377,7 @@ class CheckScheduler:
     def _checks(
         self, state: _RequestState, kind: str, blocks: _Blocks, tables: Tables, first: int, last: int
     ) -> list[Check]:
-        """The checks of a request's blocks in [first, last) that have a hash, for each of these tables."""
+        """For each of these block tables, the check of the request's blocks in [first, last) that have a hash."""
         hashes, each = state.request.block_hashes, blocks.each
         last = min(last, len(hashes) // each, len(tables[0][1]))
         checks: list[Check] = []

@@ -169,8 +169,8 @@ def _shared_fields(of_root: bytes, identity: Identity) -> tuple[bytes, bytes, by
 
 @_remembered
 def in_minute(nobody: bytes, minute: int) -> bytes:
-    """16 bytes of trace id and 8 of the root's id, for a recorder's events without a request in a minute; `nobody` is the
-    root that these events name."""
+    """The trace id (16 bytes) and the root span's id (8 bytes) of a recorder's events that belong to no request, which change
+    every minute. `nobody` is the id of the root span that these events name."""
     return hashlib.blake2b(nobody + minute.to_bytes(8, "big"), digest_size=24).digest()
 
 

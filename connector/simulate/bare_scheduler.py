@@ -24,7 +24,7 @@ from kvtrail.connector.simulate.workers.worker import FakeWorker
 from kvtrail.tracer.events.cache_groups import CacheGroup
 
 HANDED_ON = {"do_remote_decode": True}
-"""The `kv_transfer_params` of a request whose KV another engine will load, as in vLLM's disaggregated prefilling."""
+"""The `kv_transfer_params` for a request that is prefilled here and decoded by another engine."""
 
 
 class BareScheduler:
@@ -256,9 +256,9 @@ class BareScheduler:
                 self.scheduler.kv_cache_manager.evict_blocks(self.calls.failed[request_id])
 
     def _reserve_nothing_twice(self) -> None:
-        """Drop vLLM's reservations for requests that hold no blocks, such as one whose load between steps failed at its first
-        block. vLLM reserves the blocks that such a request needs, and then gives it only other blocks: a fault of
-        vLLM (docs/findings.md)."""
+        """Drop vLLM's reservation for each request that holds no blocks, for example after its load between steps failed at
+        the first block. vLLM reserves the blocks that such a request needs, and then allocates only blocks outside the
+        reservation: a fault of vLLM (docs/findings.md)."""
         reserved: set[Any] = getattr(self.scheduler, "_inflight_prefills", set())  # other versions reserve nothing
         reserved -= {request for request in reserved if not self._blocks(request.request_id)}
 

@@ -171,7 +171,7 @@ def _to_save(engine: Any, metadata: Any) -> list[tuple[Any, int, int]]:
 
 def _planned(request: Any, start: int, end: int, slots: Any, block_size: int) -> Planned:
     """The plan of a transfer. The blocks are in the order of their tokens, and a block that LMCache lists twice is repeated.
-    A load whose end precedes its start has no tokens."""
+    If a load ends before its start, its plan has 0 tokens."""
     first = start // block_size * block_size
     blocks = (slots[first::block_size] // block_size).tolist()
     return Planned(request.req_id, start, max(0, end - start), tuple(blocks))

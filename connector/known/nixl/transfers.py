@@ -36,7 +36,7 @@ class Transfers:
         self._worker, self._note, self._unsent = worker, note, unsent
         self._open: BoundedDict[str, list[_Posted]] = BoundedDict(MAX_OPEN)
         self._failed: BoundedDict[str, bool] = BoundedDict(MAX_OPEN)
-        """Requests with a recorded failure whose other transfers have not ended."""
+        """Requests that have a recorded failure and transfers that have not ended."""
         self._failure: str | None = None
         """The failure within the current post."""
         self._trimmed: tuple[Blocks, Blocks] | None = None

@@ -59,7 +59,7 @@ class OffloadingProbe(Probe):
         return "load_jobs" in OffloadingConnectorMetadata.__dataclass_fields__
 
     def chunk_size(self, connector: Any) -> int | None:
-        """Only for a store in host memory only, whose chunks are observed."""
+        """The number of tokens per chunk if this probe observes a store that is in host memory alone; otherwise None."""
         return None if _held(connector) is None else _tokens_per_chunk(connector)
 
     def contents(self, connector: Any) -> StoreContents | None:

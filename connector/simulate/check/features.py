@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, cast
 
-from kvtrail.connector.known import by_class, capabilities_declared, importable_as, overrides, part_of, plain_name
+from kvtrail.connector.known import by_class, capabilities_of, importable_as, overrides, part_of
 from kvtrail.connector.registration import configuration, resolve
 from kvtrail.connector.simulate.check.profiles import ORDER, PAIR_PROFILES
 from kvtrail.connector.simulate.pairs.engine import can_be_paired
 from kvtrail.connector.simulate.scenario import Scenario
-from kvtrail.tracer.events.capabilities import Capability, of_connector
+from kvtrail.tracer.events.capabilities import Capability
 
 
 class Feature(StrEnum):
@@ -133,7 +133,7 @@ def _claims(feature: Feature, cls: type, extra: Mapping[str, Any]) -> bool:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import SupportsHMA
 
     known = by_class(cls)
-    hands_on = Capability.HANDS_ON in of_connector(plain_name(cls), capabilities_declared(cls))
+    hands_on = Capability.HANDS_ON in capabilities_of(cls)
     pushes = hands_on and "push" in cls.__name__.lower()
     match feature:
         case Feature.FAILURES:

@@ -40,8 +40,8 @@ class Schedule:
     """The behavior of a network, drawn from a seed.
 
     Attributes:
-        transfer_ticks, message_ticks, handshake_ticks: each of these ends after one tick plus a random number of ticks, at
-            most this many.
+        transfer_ticks, message_ticks, handshake_ticks: the largest random delay of a transfer, a message and a handshake, in
+            ticks. Each takes one tick more than its delay.
         lost, repeated: the share of readers' reports that never arrive, or arrive twice.
         heartbeats_lost: the share of heartbeats that never arrive.
         failing: the share of transfers that fail, in one of the ways of `Fails`.
