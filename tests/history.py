@@ -58,6 +58,7 @@ stored in it.
     cache + a b - c                    vLLM's own cache stored blocks, and removed one; `cache 0`: it was emptied; `cache
                                        late`: nothing was reported before; `cache` again: no more reports
     cache of cpu by a + a b            the connector's store, which reports its contents the same way
+    cache reset                        vLLM has reset its own cache
     evict =a, keys =a,=b               a key that is the hash of a block
     end, end delayed, sent             the request ends; its blocks are kept; they are given back
     end [1 2]                          the blocks that it held at its end
@@ -432,6 +433,7 @@ LINES: list[Line] = [
         e.Reset,
         lambda m: {"succeeded": {"refused": False, "silent": None}.get(m["answer"], True)},
     ),
+    (r"cache reset", e.CacheReset, lambda m: {}),
     (r"holds (?P<before>\.\. )?(?P<keys>[^ .]+)(?P<after> \.\.)?", e.Holdings, _holdings),
     (
         r"start(?: (?P<total>\d+))?(?: as (?P<identity>\S+))?(?: version (?P<version>\S+))?(?: of (?P<hashes>[\w ]+))?",
@@ -450,7 +452,7 @@ LINES: list[Line] = [
     (r"cut off", e.CutOff, lambda m: {"outcome": semconv.CUT_OFF}),
     (r"sent", e.Sent, lambda m: {}),
 ]  # fmt: skip
-_OF_NO_REQUEST = (e.Evict, e.Reset, e.PrefixCache, e.Key, e.Holdings)
+_OF_NO_REQUEST = (e.Evict, e.Reset, e.CacheReset, e.PrefixCache, e.Key, e.Holdings)
 _CALLS_OF_A_REQUEST = ("on_new_request", "request_finished")
 
 

@@ -18,6 +18,7 @@ from kvtrail.tracer.events.cache_groups import NULL_BLOCK
 from kvtrail.tracer.events.events import (
     UNFAMILIAR,
     Alloc,
+    CacheReset,
     Event,
     Evict,
     Flush,
@@ -426,6 +427,18 @@ class Engine:
         for block in blocks:
             self.invalid[block] = event
             self.recomputing.pop(block, None)
+
+    def _enter_cache_reset(self, event: CacheReset) -> None:
+        """Enter that all blocks were free: otherwise vLLM refuses the reset (vLLM 0.32, `v1/core/block_pool.py`). It preempts
+        requests for this without a call, so their own events come later. The requests that have received blocks and not run
+        since were admitted after the reset, which is recorded when the step has been scheduled."""
+        for request in self.tables.keys() - self.admitted:
+            del self.tables[request]
+            self.left.setdefault(request, event)
+        self.unknown_tables.clear()
+        self.invalid.clear()
+        self.recomputing.clear()
+        self.ran_since.clear()
 
     def _enter_evict(self, event: Evict) -> None:
         if event.chunk_key is not None:

@@ -251,6 +251,14 @@ LOOK_ALIKES = [
         "step 1\nL 300 c0 h256 -> 256 async\nA 256 [1-8]\nerror [3-8]\nR\nA 0 [1-10]\nstep 2\nS 64+96 [1-10]\nstep 3\n"
         "b: L 300 c256 h0 -> 0\nb: A 0 [1-8 11 12]\nb: S 256+44 [1-8 11 12]\nS 160+140 []\nstep 4\nb: S 300+1 []",
     ),
+    _alike(
+        "C8",
+        "failed-load-used",
+        "a reset of vLLM's cache preempts everybody, and the failed block is given to the first who is admitted again",
+        "b: L 300 c0 h0 -> 0\nb: A 0 [11-20]\nb: S 0+300 [11-20]\nL 300 c0 h256 -> 256\nA 256 [1-10]\nS 256+44 [1-10]\n"
+        "error [5]\ncache reset\nb: P\nb: L 301 c0 h256 -> 256\nb: A 256 [5 1-4 6-10]\nP\nL 300 c0 h0 -> 0\nA 0 [11-20]\n"
+        "b: S 256+45 [5 1-4 6-10]\nS 0+300 [11-20]\nb: S 301+1 []",
+    ),
     _alike("C8", "failed-load-used", "the request ends instead", "L 300 c0 h256 -> 256\nA 256 [1-10]\nerror [5]\nend"),
     _alike(
         "C9",

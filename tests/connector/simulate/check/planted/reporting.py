@@ -27,9 +27,9 @@ class Reporting(ChunkStore):
             self.report_stored(name)
         return done
 
-    def failed(self, entry: Entry, bad: set[int]) -> None:
+    def forget(self, names: Iterable[bytes]) -> None:
         before = set(self.where)
-        super().failed(entry, bad)
+        super().forget(names)
         for gone in before - set(self.where):
             self.report_removed(gone)
 
