@@ -25,7 +25,7 @@ from kvtrail.connector.simulate.judges import capacity
 from kvtrail.connector.simulate.judges.failure import Failure
 from kvtrail.connector.simulate.judges.observer import Observer
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
-from kvtrail.connector.simulate.workers.slow_threads import slow_threads
+from kvtrail.connector.simulate.workers.slow_threads import BESIDE, SlowThreads, slow_threads
 from kvtrail.connector.tracing import traced
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Event, Lookup
@@ -158,7 +158,9 @@ def play(
             with in_memory.exporters():
                 new = built()
                 try:
-                    return capacity.measured_when_new(new, partial(run_more, new, scenario), at_once=at_once)
+                    return capacity.measured_when_new(
+                        new, partial(run_more, new, scenario, threads=threads), at_once=at_once
+                    )
                 finally:
                     new.close()
                     steps_when_new += new.steps
@@ -171,7 +173,8 @@ def play(
             drive(scenario, stage, on_step)
             if at_rest and observer is not None and not stage.scheduler.has_unfinished_requests():
                 observer.rest(
-                    partial(run_more, stage, scenario), when_new if capacity.can_be_measured(scenario) else None
+                    partial(run_more, stage, scenario, threads=threads),
+                    when_new if capacity.can_be_measured(scenario) else None,
                 )
         except Exception as died:  # an engine may die of anything
             error, trace = f"{type(died).__name__}: {died}", where(died)
@@ -212,10 +215,16 @@ def play(
     )
 
 
-def run_more(stage: BareScheduler, scenario: Scenario, arrivals: Sequence[Arrival]) -> None:
-    """Run some more requests, until all of their transfers have ended."""
+def run_more(
+    stage: BareScheduler, scenario: Scenario, arrivals: Sequence[Arrival], *, threads: SlowThreads | None = None
+) -> None:
+    """Run some more requests, until all of their transfers have ended, also those in slow `threads`."""
     more = replace(scenario, arrivals=tuple(arrivals), aborts=(), resets=(), most_steps=stage.steps + 2000)
     drive(more, stage)
+    for _ in range(BESIDE * scenario.workers.latest_steps):
+        if threads is None or not threads.has_waiting:
+            break
+        stage.step()
     for _ in range(DRAIN_STEPS + 2 * scenario.workers.latest_steps):
         stage.step()
 

@@ -1,4 +1,5 @@
-"""Slow threads: a task that a connector's worker submits to a thread pool begins some steps later, or when it is awaited.
+"""Slow threads: a task that a connector's worker submits to a thread pool begins at the end of a step, or when it is awaited.
+The step waits until the tasks that have begun end, so that a run does not depend on the machine's speed.
 
 A copy in memory ends before the next step, so a worker that fails to wait for it looks correct. On a GPU, on a disk or over
 a network, a copy takes longer. A pool of one thread runs its tasks in the order of submission. In a pool of several threads,
@@ -62,18 +63,25 @@ class SlowThreads:
         """A task begins within `latest_steps` steps."""
         self._latest_steps, self._rng = latest_steps, random.Random(f"threads {seed}")
         self._waiting: list[_Late] = []
+        self._begun: list[_Late] = []
+        """The tasks that have begun in this step."""
         self._step = 0
         self._lock = threading.Lock()
         self._stepped, self._ended = threading.Event(), threading.Event()
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a task has not begun yet."""
+        return bool(self._waiting)
+
     def submit(self, executor: ThreadPoolExecutor, task: Callable[[], Any]) -> Future[Any]:
-        """Submit a task, which begins in a later step or at once."""
+        """Submit a task, which begins at the end of a step, or at once if nothing is delayed."""
         with self._lock:
             before = max((each.due for each in self._waiting if _comes_before(each, executor)), default=0)
             due = max(before, self._step + self._rng.randint(0, BESIDE * self._latest_steps))
             late = _Late(executor, due, task, self._begin)
             self._waiting.append(late)
-        if due <= self._step or not self._latest_steps:
+        if not self._latest_steps:
             self._begin(late)
         return late
 
@@ -83,13 +91,14 @@ class SlowThreads:
             self._begin(late)
 
     def step(self) -> None:
-        """End a step: begin the tasks that are due, and wait for them."""
+        """End a step: begin the tasks that are due, and wait for all that have begun in it."""
         self._step += 1
         self._stepped.set()
-        due = [late for late in self._waiting if late.due <= self._step]
-        for late in due:
+        for late in [late for late in self._waiting if late.due <= self._step]:
             self._begin(late)
-        wait(due, timeout=HUNG_S)
+        with self._lock:
+            begun, self._begun = self._begun, []
+        wait(begun, timeout=HUNG_S)
 
     def watch(self) -> None:
         """Until the run ends, watch for a pause without steps; after one, let all tasks begin at once."""
@@ -112,6 +121,7 @@ class SlowThreads:
             until = self._waiting.index(late) + 1
             begin = [each for each in self._waiting[:until] if each is late or _comes_before(each, late.executor)]
             self._waiting = [each for each in self._waiting if each not in begin]
+            self._begun += begin
         for each in begin:
             if each.set_running_or_notify_cancel():
                 _submit(each.executor, _run, each)

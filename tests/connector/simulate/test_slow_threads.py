@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ import pytest
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from kvtrail.connector.offload.transfers import Transfers
+from kvtrail.connector.simulate.bare_scheduler import BareScheduler
 from kvtrail.connector.simulate.check.session import check
-from kvtrail.connector.simulate.scenario import Workers
+from kvtrail.connector.simulate.run import run_more
+from kvtrail.connector.simulate.scenario import Scenario, Workers
 from kvtrail.connector.simulate.workers import slow_threads as module
 from kvtrail.connector.simulate.workers.slow_threads import BESIDE, SlowThreads, slow_threads
 
@@ -46,8 +50,6 @@ def test_a_task_begins_within_so_many_steps_and_ends_with_the_step() -> None:
         for number in range(60):
             future = pool.submit(done.append, number)
             threads.step()
-            if future.running():
-                wait([future])  # it has begun when it was submitted
             behind.append(number + 1 - len(done))
             assert future.done() is (number in done)
     assert done == [*range(60)], "in the order of their submission"
@@ -86,11 +88,9 @@ def test_the_ends_of_several_threads_differ_from_their_submission() -> None:
     done: list[int] = []
     ended: list[int] = []
     with slow_threads(Workers(latest_steps=2, seed=3)) as threads, ThreadPoolExecutor(4) as pool:
-        futures = []
         for number in range(20):
-            futures.append(pool.submit(done.append, number))
+            pool.submit(done.append, number)
             threads.step()
-            wait([future for future in futures if future.running()])
             ended += sorted(set(done) - set(ended))
         assert ended != sorted(ended)
     assert sorted(done) == [*range(20)]
@@ -131,6 +131,33 @@ def test_where_transfers_end_at_once_tasks_begin_at_once() -> None:
         begun = threading.Event()
         pool.submit(begun.set)
         assert begun.wait()
+
+
+@pytest.mark.parametrize("latest_steps", [0, 2])
+def test_a_step_waits_for_the_tasks_that_have_begun_however_slow_the_machine_is(latest_steps: int) -> None:
+    done: list[int] = []
+
+    def copies_slowly(number: int) -> None:
+        time.sleep(0.01)
+        done.append(number)
+
+    with slow_threads(Workers(latest_steps=latest_steps, seed=3)) as threads, ThreadPoolExecutor(1) as pool:
+        futures = [pool.submit(copies_slowly, number) for number in range(10)]
+        for _ in range(BESIDE * latest_steps + 1):
+            threads.step()
+            assert not any(future.running() for future in futures)
+        assert done == [*range(10)]
+
+
+def test_more_requests_are_run_until_no_task_waits(tmp_path: Path) -> None:
+    workers = Workers(latest_steps=25, seed=3)
+    with slow_threads(workers) as threads, ThreadPoolExecutor(1) as pool:
+        stage = BareScheduler(tmp_path, workers=workers)
+        stage.observers.append(lambda output, report: threads.step())
+        futures = [pool.submit(int) for _ in range(20)]
+        run_more(stage, Scenario(arrivals=(), workers=workers), (), threads=threads)
+        assert all(future.done() for future in futures)
+        stage.close()
 
 
 def test_after_the_run_pools_are_as_before() -> None:

@@ -227,7 +227,8 @@ class ChunkStore(WholeSteps):
         self.let_go(entry)
         if request.status.name == "FINISHED_ERROR":  # its load has failed, and it has stored what was computed of that
             self.forget(name for name in self.names(request) if self.written_at.get(name) == self.step - 1)
-        keeps = self.step <= entry.wrote + self.lag
+        # What it wrote before a preemption has run since (`handle_preemptions`), and it may be loading, which is reported.
+        keeps = self.step <= entry.wrote + self.lag and entry.preempted == request.num_preemptions
         if keeps:
             self.work.ended.add(request.request_id)
         return keeps, None
