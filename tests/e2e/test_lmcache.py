@@ -34,6 +34,7 @@ def requests_of(tracer: Tracer, count: int) -> list[dict[str, Any]]:
     return ended()
 
 
+@pytest.mark.costly("starts a real engine with LMCache")
 def test_0_3_10_dies_and_the_finding_says_why(tmp_path: Path, tracer: Tracer) -> None:
     """LMCache #2158. The bug is in the lookup; the assertion that kills the engine comes one call later."""
     died = real_lmcache.run(tmp_path, "0.3.10", grpc_port=tracer.grpc_port)

@@ -101,6 +101,12 @@ def test_which_blocks_a_request_of_a_hybrid_model_has(world: World) -> None:
     page.sees(r"1 \(sliding window\)")
 
 
+def test_why_its_tokens_were_computed(world: World) -> None:
+    page = Opened(f"request?id={world_of.SLOW}")
+    page.sees("186 tokens of 250 were computed: 86 % evicted, 14 % unaligned")
+    page.sees("64 to 224evicted from the connector's store")
+
+
 def test_how_a_request_got_there_step_by_step(world: World) -> None:
     Opened(f"request?id={world_of.SLOW}&tab=replay").sees("Step 1 of 6")
 

@@ -10,7 +10,7 @@ from typing import Any
 from kvtrail.connector.simulate.check.connector_under_test import ConnectorUnderTest
 from kvtrail.connector.simulate.judges.failure import BYTES, CRASH, HANG, RULE, Failure
 from kvtrail.connector.simulate.pairs.pairs import play_pair
-from kvtrail.connector.simulate.run import Played, play
+from kvtrail.connector.simulate.run import Played, Unbuildable, play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.shrink import shrink
 from kvtrail.tracer.model.findings import clock
@@ -116,7 +116,10 @@ def shrunk(
 
     def fails(candidate: Scenario) -> bool:
         nonlocal best, steps
-        played, found = run(tested, candidate, at_rest=at_rest)
+        try:
+            played, found = run(tested, candidate, at_rest=at_rest)
+        except Unbuildable:  # another connector's: this one cannot have its groups or its ranks
+            return False
         steps += played.steps
         same = next((each for each in found if each.id == failure.id), None)
         if same is not None:
@@ -129,6 +132,8 @@ def shrunk(
     again = fails(scenario)
     at_rest = scenario.pair is None and not again  # what is left takes longer to look at than a small scenario
     for small in known:
+        if (small.pair is None) != (scenario.pair is None):
+            continue  # another connector may have shown it in a hand-off
         on_try(small)
         if all(fails(small) for _ in range(CONFIRMATIONS)):
             return Shrunk(*best, CONFIRMATIONS, CONFIRMATIONS)

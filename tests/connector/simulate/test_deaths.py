@@ -130,6 +130,7 @@ def heard(receiver: ForeignReceiver) -> dict[str, str]:
     return environment(receiver.endpoint, KVTRAIL_HEARTBEATS="spans")
 
 
+@pytest.mark.costly("starts a real engine")
 @pytest.mark.parametrize("processes", ["0", "1"], ids=["in its caller's process", "in a process of its own"])
 def test_a_real_engine_that_dies_of_the_stale_lookup_says_so(tmp_path: Path, processes: str) -> None:
     """vLLM's whole engine on the CPU, as in LMCache #2158; its tracer is ended and started again before anybody asks."""

@@ -21,8 +21,10 @@ from kvtrail.connector.simulate.check.features import NEEDS, Feature
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.conformance import report, suite, text
 from kvtrail.connector.simulate.conformance.requirements import Level
+from kvtrail.connector.simulate.pairs import pair_scenario
 from kvtrail.connector.simulate.run import Unbuildable
 from kvtrail.connector.simulate.scenario import Arrival, Scenario
+from kvtrail.tracer.events.cache_groups import FULL, SLIDING, CacheGroup
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "conformance" / "report.schema.json"
 SILENT = "silent"
@@ -193,6 +195,27 @@ def test_a_failure_that_an_earlier_report_shows_is_not_shrunk_again(
     assert not any(each.small.is_flaky for each in after.found)
     with pytest.raises(AssertionError, match="shrunk again"):  # what does not show the failure changes nothing
         suite.run(asked, known={each.failure.id: [TOO_SHORT_TO_FIND] for each in before.found})
+
+
+def test_what_other_connectors_have_shown_is_tried_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier report may be another connector's, which hands over or has several KV cache groups."""
+    asked = suite.asked_of(f"{SILENT}:FindsEverything", steps=1)
+    ids = [each.failure.id for each in suite.run(asked, shrink_tries=0).found]
+    handed_over = pair_scenario.drawn(1)
+    groups = replace(TOO_SHORT_TO_FIND, groups=(CacheGroup(FULL), CacheGroup(SLIDING, window=64)))
+    played: list[Scenario] = []
+    run = trial.run
+
+    def noted(tested: Any, scenario: Scenario, **options: Any) -> Any:
+        played.append(scenario)
+        return run(tested, scenario, **options)
+
+    monkeypatch.setattr(trial, "run", noted)
+    monkeypatch.setattr(trial, "shrink", lambda scenario, *args, **options: scenario)
+    found = suite.run(asked, known={each: [handed_over, groups] for each in ids}).found
+    assert [each.failure.id for each in found] == ids
+    assert groups in played
+    assert handed_over not in played
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", '{"failures": [{"id": "a"}]}', "no JSON"])

@@ -29,6 +29,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.costly("pytest imports vLLM in a process of its own")
 def test_it_fails_with_the_fault_and_passes_without(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
