@@ -419,7 +419,23 @@ class Engine:
     def _enter_load_error(self, event: LoadError) -> None:
         self.short = None
         self.handoffs.enter_load_error(event)
-        self._fails(event, event.blocks_ids)
+        load = self.loads.get(event.request or "")
+        into = event.blocks_ids if load is None or load.blocks_ids is None else loaded_into(load)
+        self._fails(event, [block for block in event.blocks_ids if self._may_be_loaded(block, is_own=block in into)])
+
+    def _may_be_loaded(self, block: int, *, is_own: bool) -> bool:
+        """Whether a load may have been copied into a block. LMCache also names blocks of a failed load that vLLM had computed
+        before, and into which the load does not copy (LMCache 0.5.6, `integration/vllm/vllm_multi_process_adapter.py`).
+
+        Args:
+            is_own: whether the request's open load may write it.
+        """
+        given = self.given.get(block)
+        if given is None:
+            return is_own or self.missing is None
+        if type(given) is not Alloc or not given.allocated:
+            return False
+        return is_own or given.request in self.loads or given.scheduler_step == self.step
 
     def _fails(self, event: LoadError | Received, blocks: Iterable[int]) -> None:
         """Enter blocks that failed to load: the blocks that a load error names, or all blocks of a failed load."""

@@ -259,6 +259,22 @@ LOOK_ALIKES = [
         "error [5]\ncache reset\nb: P\nb: L 301 c0 h256 -> 256\nb: A 256 [5 1-4 6-10]\nP\nL 300 c0 h0 -> 0\nA 0 [11-20]\n"
         "b: S 256+45 [5 1-4 6-10]\nS 0+300 [11-20]\nb: S 301+1 []",
     ),
+    _alike(
+        "C8",
+        "failed-load-used",
+        "the error also names the blocks in vLLM's cache, into which the load did not copy",
+        "b: L 300 c0 h0 -> 0\nb: A 0 [1-10]\nb: S 0+300 [1-10]\nb: end delayed\nL 300 c64 h128 -> 64 async\n"
+        "A 64 [1 2 11 12]\nerror [1 2 11 12]\nR\nL 300 c64 h0 -> 0\nA 0 [1 2 11-18]\nS 64+236 [1 2 11-18]\nb: sent\n"
+        "S 300+1 []",
+    ),
+    _alike(
+        "C8",
+        "failed-load-used",
+        "the same, of blocks that an earlier load has filled",
+        "step 1\nb: L 300 c0 h256 -> 256 async\nb: A 256 [1-8]\nb: R\nstep 2\nb: A 0 [1-10]\nb: S 256+44 [1-10]\n"
+        "b: end delayed\nstep 3\nL 300 c64 h128 -> 64 async\nA 64 [1 2 11 12]\nerror [1 2 11 12]\nR\nstep 4\n"
+        "L 300 c64 h0 -> 0\nA 0 [1 2 11-18]\nS 64+236 [1 2 11-18]\nb: sent\nstep 5\nS 300+1 []",
+    ),
     _alike("C8", "failed-load-used", "the request ends instead", "L 300 c0 h256 -> 256\nA 256 [1-10]\nerror [5]\nend"),
     _alike(
         "C9",
