@@ -222,6 +222,7 @@ class BareScheduler:
         from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
         self._reserve_nothing_twice()
+        self._queue_who_holds_nothing()
         output = self.scheduler.schedule()
         self._forget_failed(output.preempted_req_ids or ())
         observe(output)
@@ -261,6 +262,15 @@ class BareScheduler:
         reservation: a fault of vLLM (docs/findings.md)."""
         reserved: set[Any] = getattr(self.scheduler, "_inflight_prefills", set())  # other versions reserve nothing
         reserved -= {request for request in reserved if not self._blocks(request.request_id)}
+
+    def _queue_who_holds_nothing(self) -> None:
+        """Move each request without blocks from vLLM's queue of requests with blocks to the other one: its load between steps
+        failed at the first block. At the head of the first queue, it waits for blocks that the requests behind it hold: a
+        fault of vLLM (docs/findings.md)."""
+        holding: Any = getattr(self.scheduler, "kv_holding_waiting", ())  # other versions have one queue
+        for request in [each for each in holding if not self._blocks(each.request_id)]:
+            holding.remove_request(request)
+            self.scheduler.waiting.prepend_request(request)
 
     def others_share_failed(self, request_id: str) -> bool:
         """Whether other requests hold blocks of a failed load of this one. vLLM lets only this request compute them again. If

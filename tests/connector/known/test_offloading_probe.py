@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvtrail.connector.known.offloading import probe
+from kvtrail.connector.known.offloading.contents import Contents
 from kvtrail.connector.known.offloading.probe import OffloadingProbe
+from kvtrail.connector.known.probe import CLEARED
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.tracing.scheduler_side import SchedulerInstrumentation
@@ -116,3 +119,14 @@ def test_what_cannot_be_noted_of_an_eviction_costs_the_engine_nothing(monkeypatc
     )
     assert (played.error, played.findings, played.unfinished) == (None, [], {})
     assert played.unprobed is not None
+
+
+def test_a_reset_of_the_store_is_a_change() -> None:
+    chunks = {b"a" * 12: SimpleNamespace(is_ready=True)}
+    manager = SimpleNamespace(
+        prepare_store=lambda keys, context: None, complete_store=lambda keys, context: None, reset_cache=chunks.clear
+    )
+    contents = Contents(manager, lambda: chunks)
+    manager.reset_cache()
+    assert [*contents.changed()] == [(CLEARED, None)]
+    assert [*contents.held()] == []

@@ -114,6 +114,29 @@ def test_a_request_whose_load_has_failed_waits_for_what_is_reserved_for_it(
     assert [each.rule for each in played.findings] == (["never-scheduled"] if kept else [])
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_request_whose_load_has_failed_waits_ahead_of_those_that_hold_blocks(
+    monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """Of 39 blocks the request behind it holds 8, and 20 are reserved for it; it needs 24. `check` lets it wait behind."""
+    if first:
+        monkeypatch.setattr(BareScheduler, "_queue_who_holds_nothing", lambda self: None)
+    scenario = Scenario(
+        arrivals=(
+            Arrival("stores", (("long", 769),)),
+            Arrival("stores more", (("short", 257),), at_step=10),
+            Arrival("fails", (("long", 769), ("rest", 20)), at_step=30),
+            Arrival("loads", (("short", 257), ("more", 620)), at_step=30),
+        ),
+        resets=(CachesReset(25),),
+        workers=Workers(latest_steps=0, fails=((wait("fails", 0), 0),)),
+        num_blocks=40,
+    )
+    played = play(scenario, OFFLOADING)
+    assert {*played.unfinished} == ({"fails", "loads"} if first else set())
+    assert {each.rule for each in played.findings} == ({"never-scheduled"} if first else set())
+
+
 @pytest.mark.parametrize("resets", [1, 2])
 def test_the_offloading_connector_dies_of_a_second_reset_while_it_loads(resets: int) -> None:
     scenario = Scenario(

@@ -44,6 +44,12 @@ def test_the_standard_output_is_the_trace_alone(tmp_path: Path) -> None:
     assert "standard output: 6 of 9 events" in result.stderr
 
 
+def test_a_folder_is_no_file_to_write(tmp_path: Path) -> None:
+    result = run("minimize", str(write(tmp_path / "t.jsonl", DRIFT)), "-o", str(tmp_path), "--force")
+    assert result.exit_code == 2
+    assert f"File '{tmp_path}' is a directory." in result.output
+
+
 def test_a_sound_trace_has_nothing_to_keep(tmp_path: Path) -> None:
     result = run("minimize", str(write(tmp_path / "t.jsonl", OK)), "-o", str(tmp_path / "small.jsonl"))
     assert (result.exit_code, (tmp_path / "small.jsonl").exists()) == (1, False)
