@@ -39,6 +39,16 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         MULTIPROCESS,
+        "rule: store-uncomputed",
+        "LMCacheMPConnector of LMCache 0.5.6: after a failed load, KV is stored before it is computed",
+    ),
+    (
+        "LMCacheMPConnector-vllm",
+        "rule: stuck-load",
+        "LMCacheMPConnector of vLLM 0.32: after a failed load, the request waits forever",
+    ),
+    (
+        MULTIPROCESS,
         "rule: load-range",
         "LMCacheMPConnector of vLLM 0.29 and before: it loads although another connector was chosen",
     ),
