@@ -133,10 +133,11 @@ def test_a_real_engines_recording_comes_out_answer_for_answer_and_is_fixed_by_la
 
 @pytest.mark.long  # a new fault is told apart in `test_redrive.py`
 def test_an_older_version_shows_a_new_fault(engine: Callable[[str], Path]) -> None:
-    """The recording of 0.3.11 comes out with the plans for wrong blocks that it shows; 0.3.10 dies of its stale answers."""
+    """The recording of 0.3.11 comes out answer for answer, without its plans for wrong blocks: those come from a list that
+    it shares with vLLM's model runner, which is not driven. 0.3.10 dies of its stale answers."""
     trace = engine("0.3.11")
     code, same = against("0.3.11", trace)
-    assert (code, same["outcomes"]["different"], same["outcomes"]["not comparable"]) == (1, 0, 0)
+    assert (code, same["outcomes"]["different"], same["outcomes"]["not comparable"]) == (0, 0, 0)
     assert same["outcomes"]["same"] > 50
     code, older = against("0.3.10", trace)
     assert code == 1
