@@ -537,6 +537,7 @@ def run(
     chunk size and the size of the store. `toggled`: the level is `basic` and `detailed` by turns. `folder`: the model's,
     by default one of its own."""
     chunk, room = CHUNKS[seed % len(CHUNKS)], CPU_BYTES[seed // len(CHUNKS) % len(CPU_BYTES)]
+    chunk = max(chunk, *(group.block_size or 0 for group in scenario.groups), 0)
     extra: dict[str, Any] = {"cpu_bytes_to_use": room, "kvtrail": {"level": "detailed", "fingerprints": "off"}}
     if name == "OffloadConnector":
         extra["chunk_size"] = chunk
