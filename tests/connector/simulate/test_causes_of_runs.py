@@ -153,7 +153,7 @@ def test_a_store_of_our_own_is_followed_by_group(name: str, seeds: int) -> None:
             admissions, events = run(scenario, "OffloadConnector", seed=seed + 1)
             tally += compare(admissions, heard(events, EVERYTHING, seed=seed))
     shares, wrong = missed(tally)
-    assert shares["wrong"] <= WRONG * shares.total(), wrong
+    assert shares["wrong"] <= 2 * WRONG * shares.total(), wrong  # who still loads a prefix may count as computing it
     assert shares["right"] >= RIGHT * shares.total(), shares
     assert tally["evicted store", "right"] > 300 * seeds, tally
 

@@ -28,6 +28,11 @@ OFFLOAD = ConnectorUnderTest("OffloadConnector", {"chunk_size": 64}, own_workers
 """It loads within a step."""
 ASYNC = ConnectorUnderTest("OffloadConnector", {"chunk_size": 64, "load_async": True}, own_workers=True)
 
+BESIDE = ConnectorUnderTest("OffloadConnector", {"chunk_size": 64}, beside=True)
+"""It is the second child of a MultiConnector."""
+REPORTING = ConnectorUnderTest("planted.reporting:Reporting", {"chunk": 64, "slots": 10, "lag": 0}, own_workers=True)
+"""It has no probe, and its KV cache events report what its small store evicts."""
+
 TWICE = Scenario(
     arrivals=(Arrival("first", (("head", 320),), 1, 0), Arrival("again", (("head", 320), ("tail", 40)), 1, 30)),
     resets=(CachesReset(25),),
@@ -93,7 +98,7 @@ def test_an_id_that_comes_again_is_no_lookup_that_comes_again() -> None:
 
 
 def test_a_child_that_is_asked_but_not_chosen_reaches_no_load() -> None:
-    counted = of(TWICE, ConnectorUnderTest("OffloadConnector", {"chunk_size": 64}, beside=True))
+    counted = of(TWICE, BESIDE)
     assert counted["lookup/hit"] > 0
     assert counted["alloc/answer-discarded"] > 0
     assert counted["alloc/external"] == counted["load/planned"] == 0
@@ -117,6 +122,7 @@ def test_each_point_is_reached_by_some_profile_or_named_with_the_reason() -> Non
     for profile in PROFILES:
         for tested in (OFFLOAD, ASYNC, OFFLOADING):
             add(tested, survivable(scenario_of(profile, rng.randrange(20)), tested.name))
+    add(BESIDE, TWICE)
     for name in ("NixlConnector", "NixlPushConnector"):
         for profile in PAIR_PROFILES:
             add(ConnectorUnderTest(name), scenario_of(profile, 0))
@@ -125,4 +131,5 @@ def test_each_point_is_reached_by_some_profile_or_named_with_the_reason() -> Non
             if POINTS.keys() - counted.keys():
                 add(OFFLOADING, survivable(scenario_of(profile, seed), OFFLOADING.name))
                 add(OFFLOAD, scenario_of(profile, seed))
+                add(REPORTING, scenario_of(profile, seed))
     assert POINTS.keys() - counted.keys() == set()
