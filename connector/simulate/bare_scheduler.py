@@ -265,8 +265,8 @@ class BareScheduler:
 
     def _queue_who_holds_nothing(self) -> None:
         """Move each request without blocks from vLLM's queue of requests with blocks to the other one: its load between steps
-        failed at the first block. At the head of the first queue, it waits for blocks that the requests behind it hold: a
-        fault of vLLM (docs/findings.md)."""
+        failed at the first block. At the head of the first queue, it waits forever for blocks that are reserved for the
+        requests behind it: a fault of vLLM (docs/findings.md)."""
         holding: Any = getattr(self.scheduler, "kv_holding_waiting", ())  # other versions have one queue
         for request in [each for each in holding if not self._blocks(each.request_id)]:
             holding.remove_request(request)

@@ -420,8 +420,8 @@ class Engine:
         self.short = None
         self.handoffs.enter_load_error(event)
         load = self.loads.get(event.request or "")
-        into = event.blocks_ids if load is None or load.blocks_ids is None else loaded_into(load)
-        self._fails(event, [block for block in event.blocks_ids if self._may_be_loaded(block, is_own=block in into)])
+        own = set(event.blocks_ids if load is None or load.blocks_ids is None else loaded_into(load))
+        self._fails(event, [block for block in event.blocks_ids if self._may_be_loaded(block, is_own=block in own)])
 
     def _may_be_loaded(self, block: int, *, is_own: bool) -> bool:
         """Whether a load may have been copied into a block. LMCache also names blocks of a failed load that vLLM had computed
@@ -446,8 +446,8 @@ class Engine:
 
     def _enter_cache_reset(self, event: CacheReset) -> None:
         """Enter that all blocks were free: otherwise vLLM refuses the reset (vLLM 0.32, `v1/core/block_pool.py`). It preempts
-        requests for this without a call, so their own events come later. The requests that have received blocks and not run
-        since were admitted after the reset, which is recorded when the step has been scheduled."""
+        requests for this without a call, so their own events come later. The reset may be recorded only after the step's
+        allocations, so the requests that have received blocks and not run since keep their blocks."""
         for request in self.tables.keys() - self.admitted:
             del self.tables[request]
             self.left.setdefault(request, event)

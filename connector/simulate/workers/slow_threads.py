@@ -60,7 +60,7 @@ class SlowThreads:
     """The pools of threads of one run."""
 
     def __init__(self, latest_steps: int, seed: int) -> None:
-        """A task begins within `latest_steps` steps."""
+        """A task begins within `BESIDE * latest_steps` steps."""
         self._latest_steps, self._rng = latest_steps, random.Random(f"threads {seed}")
         self._waiting: list[_Late] = []
         self._begun: list[_Late] = []

@@ -122,6 +122,10 @@ def test_no_cause_is_wrong_where_it_is_lost_which_states_were_kept() -> None:
     assert shares["right"] > 0.05 * shares.total(), shares
 
 
+PENDING_OR_EVICTED = pytest.mark.xfail(
+    strict=True,
+    reason="one request loads a prefix, which another misses: `pending` for the tracer, `evicted` for the reference",
+)
 BESIDE_FULL_ATTENTION = {
     "a window": (CacheGroup(FULL), CacheGroup(SLIDING, window=40)),
     "windows": (CacheGroup(SLIDING, window=100), CacheGroup(FULL), CacheGroup(SLIDING, window=200)),
@@ -134,8 +138,10 @@ BESIDE_FULL_ATTENTION = {
 
 @SEEDS
 @pytest.mark.parametrize("name", BESIDE_FULL_ATTENTION)
-def test_a_store_of_our_own_is_followed_by_group(name: str, seeds: int) -> None:
+def test_a_store_of_our_own_is_followed_by_group(name: str, seeds: int, request: pytest.FixtureRequest) -> None:
     """With resets, priorities and stores that are full, too."""
+    if (name, seeds) == ("states", 3):
+        request.applymarker(PENDING_OR_EVICTED)
     groups, number = BESIDE_FULL_ATTENTION[name], [*BESIDE_FULL_ATTENTION].index(name)
     profiles = ("mixed", "full-store", "preemption-storm")
     tally: Tally = Counter()
@@ -153,7 +159,7 @@ def test_a_store_of_our_own_is_followed_by_group(name: str, seeds: int) -> None:
             admissions, events = run(scenario, "OffloadConnector", seed=seed + 1)
             tally += compare(admissions, heard(events, EVERYTHING, seed=seed))
     shares, wrong = missed(tally)
-    assert shares["wrong"] <= 2 * WRONG * shares.total(), wrong  # who still loads a prefix may count as computing it
+    assert shares["wrong"] <= WRONG * shares.total(), wrong
     assert shares["right"] >= RIGHT * shares.total(), shares
     assert tally["evicted store", "right"] > 300 * seeds, tally
 

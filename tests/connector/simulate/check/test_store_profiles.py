@@ -22,8 +22,10 @@ QUICK = {
     "SlotLostByTwins": "room",
 }
 """Bugs, each with a profile that shows it within three runs."""
-MISSED = {"MarkMovedByRefusedStore"}
-"""Bugs that 20,000 steps do not find: a chunk behind a missing one takes a slot until its eviction, and nothing is wrong."""
+MISSED = {
+    "MarkMovedByRefusedStore": "a chunk behind a missing one takes a slot until its eviction, and no answer is wrong"
+}
+"""Why a session does not find a bug."""
 
 
 def test_a_known_connectors_store_is_small_where_it_is_to_be_full() -> None:
@@ -72,7 +74,7 @@ def test_a_bug_of_a_small_store_is_found(bug: str, profile: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("bug", sorted(STORE_BUGS.keys() - MISSED))
+@pytest.mark.parametrize("bug", [name for name in STORE_BUGS if name not in MISSED])
 def test_every_bug_of_a_small_store_is_found(bug: str) -> None:
     checked = check(f"planted.store_bugs:{bug}", steps=20_000, shrink_tries=0, stop_at_first=True)
     assert checked.found, f"{bug} is not found in {checked.steps.total()} steps"
